@@ -406,7 +406,7 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
     try:
         config = msgspec.convert(values, Config, strict=False)
     except msgspec.ValidationError as error:
-        text, _, where = str(error).partition(" - at `$.")
+        text, _, where = str(error).rpartition(" - at `$.")
         name = where.rstrip("`").partition("[")[0]
         raise ConfigError(f"{sources.get(name, name)}: {text}") from None
     _check_rules(config, sources)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from execd import config
@@ -195,6 +195,7 @@ def test_without_root_another_user_is_refused() -> None:
 
 
 @given(st.sampled_from(NAMES), st.text(max_size=20))
+@example("log_level", " - at `$.")
 def test_any_text_for_any_setting_is_a_config_or_a_config_error_that_names_it(
     name: str, value: str
 ) -> None:

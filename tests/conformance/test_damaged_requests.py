@@ -80,6 +80,7 @@ def exchange(target: Target, opening: bytes, rest: bytes | None = None) -> bytes
 
 @examples(3)
 @given(opening=damaged(REQUESTS))
+@example(opening=request_bytes("PUT", "/v1/files/damaged?%ff=true", b"content"))
 def test_damaged_request_is_answered_or_cut_and_is_no_fault_of_the_daemon(
     target: Target, opening: bytes
 ) -> None:

@@ -19,8 +19,8 @@ T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 
 # The form of msgspec's messages: "the broken rule - at `$.the.place`". The place may be absent, or
-# a key.
-_MESSAGE = re.compile(r"(?P<rule>.*?)(?: - at `(?:key in )?\$\.?(?P<place>.*)`)?", re.DOTALL)
+# a key. The rule may quote the caller, who may write anything, so the last place counts.
+_MESSAGE = re.compile(r"(?P<rule>.*) - at `(?:key in )?\$\.?(?P<place>.*)`", re.DOTALL)
 # All maps of this daemon's bodies are from strings to strings, in fields of the body itself.
 _IN_A_MAP = re.compile(r" - at `\$\.(?P<map>\w+)\[\.\.\.\]`$")
 _STRAY = re.compile(
@@ -77,6 +77,10 @@ def parse_query(query: MultiMapping[str], kind: type[T]) -> T:
         return msgspec.convert(dict(query), kind, strict=False)
     except msgspec.ValidationError as error:
         _refuse(str(error), "query", kind)
+    except UnicodeEncodeError:
+        raise InvalidArgument(
+            "query: a name, or a value that is no text, is not UTF-8", field="query"
+        ) from None
 
 
 def without_defaults(asked: S, defaults: Mapping[str, object]) -> S:
@@ -87,8 +91,7 @@ def without_defaults(asked: S, defaults: Mapping[str, object]) -> S:
 
 def _refuse(message: str, whole: str, kind: object) -> NoReturn:
     match = _MESSAGE.fullmatch(message)
-    assert match is not None
-    rule, place = match["rule"], match["place"] or ""
+    rule, place = (message, "") if match is None else (match["rule"], match["place"])
     stray = _STRAY.fullmatch(rule)
     if stray is not None and stray["kind"] == "contains unknown":
         rule = "unknown field" + _suggest(stray["name"], _field_names(kind, place))

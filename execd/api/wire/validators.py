@@ -106,7 +106,7 @@ def wants_sha256(headers: MultiMapping[str]) -> bool:
     match = re.search(
         r"(?:^|,)\s*sha-256\s*=\s*([0-9]+)", ",".join(headers.getall("Want-Repr-Digest", ()))
     )
-    return match is not None and int(match[1]) > 0
+    return match is not None and match[1].strip("0") != ""
 
 
 def format_repr_digest(sha256: bytes) -> str:

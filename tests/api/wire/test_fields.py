@@ -66,6 +66,11 @@ THING = msgspec.json.Decoder(Thing)
             "described_inner.size",
             "described_inner.size: unknown field; known are: count",
         ),
+        (
+            b'{"name":"x","kind":" - at `$.name"}',
+            "kind",
+            "kind: invalid enum value ' - at `$.name', not one of 'a', 'b'",
+        ),
         (b"[]", "body", "body: expected `object`, got `array`"),
     ],
 )
@@ -188,6 +193,9 @@ def test_query_is_read_as_numbers_and_booleans() -> None:
         ),
         ([("limit", "1"), ("limit", "2")], "limit: given more than once; send it once"),
         ([("seconds", "nan")], "seconds: expected `float` >= 0.0"),
+        # As the wire's %ff.
+        ([("\udcff", "1")], "query: a name, or a value that is no text, is not UTF-8"),
+        ([("limit", "\udcff")], "query: a name, or a value that is no text, is not UTF-8"),
     ],
 )
 def test_query_that_breaks_a_rule_is_refused(query: list[tuple[str, str]], message: str) -> None:

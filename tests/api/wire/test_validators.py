@@ -130,6 +130,8 @@ def test_a_digest_is_wanted_by_a_preference_over_zero() -> None:
         ("sha-512=3, sha-256=10", True),
         ("sha-256=0", False),
         ("sha-512=1", False),
+        ("sha-256=00", False),
+        (f"sha-256={'9' * 5000}", True),  # Python converts no more than 4,300 digits
     ):
         assert wants_sha256(CIMultiDict({"Want-Repr-Digest": value})) is expected
 
