@@ -43,8 +43,10 @@ def _is_int(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    # JSON has no infinity, but 1e999 decodes to infinity.
-    return _is_int(value) or (type(value) is float and math.isfinite(value))
+    # JSON has no infinity, but 1e999 decodes to infinity. No float holds every larger integer.
+    if type(value) is float:
+        return math.isfinite(value)
+    return type(value) is int and abs(value) <= 2**53
 
 
 def _is_str(value: object) -> bool:

@@ -98,6 +98,9 @@ def unpack_spawn(payload: bytes) -> Spawn:
     program_at = at + marker_bytes
     if flags & ~_KNOWN_FLAGS or n_groups < -1 or len(payload) != program_at + program_bytes:
         raise ProtocolError("Spawn: malformed fields")
+    groups = stdio_and_groups[n_stdio:]
+    if KEEP in groups:
+        raise ProtocolError("Spawn: malformed fields")
     tag, processes, memory_bytes = numbers
     return Spawn(
         tag,
@@ -109,7 +112,7 @@ def unpack_spawn(payload: bytes) -> Spawn:
         os.fsdecode(payload[at:program_at]),
         None if uid == KEEP else uid,
         None if gid == KEEP else gid,
-        None if n_groups < 0 else [*stdio_and_groups[n_stdio:]],
+        None if n_groups < 0 else [*groups],
         memory_bytes,
         flags & _IS_IDLE != 0,
         flags & _ANNOUNCE != 0,

@@ -18,7 +18,12 @@ from execd.kernel.frames import (
 )
 
 SOUND = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=20)
+# A high surrogate and then a low one would become one character on the way.
+ANY_TEXT = st.text(
+    st.characters(max_codepoint=0xD7FF)
+    | st.characters(min_codepoint=0xDC00, exclude_categories=()),
+    max_size=20,
+)
 JSON = st.recursive(
     st.none()
     | st.booleans()

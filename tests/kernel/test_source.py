@@ -54,6 +54,7 @@ def test_ipythons_own_syntax_is_found(cell: str, transformed: str | None) -> Non
 @example("In [1]: a\n   ...: f")
 @example("\n\na")
 @example("'''\n \n'''")
+@example("=%\\\n")
 @example("if a:\n\tb\n\n\t1")
 def test_any_cell_becomes_what_ipython_makes_of_it(cell: str) -> None:
     try:
@@ -66,6 +67,10 @@ def test_any_cell_becomes_what_ipython_makes_of_it(cell: str) -> None:
             return
         with pytest.raises(SyntaxError):
             ast.parse(found)
+    except IndexError:
+        # A fault of IPython, in the search for `x = %magic`. run_cell shows the fault as an error.
+        with pytest.raises(IndexError):
+            CellTransformer().transform_cell(cell)
     else:
         assert CellTransformer().transform_cell(cell) == expected
 

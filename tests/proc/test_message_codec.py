@@ -17,8 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 INTEGERS = st.integers(-(2**63), 2**64 - 1)
-# Lone surrogates stand for undecodable bytes of arguments and file names.
-TEXTS = st.text(st.characters(exclude_categories=()), max_size=20)
+# These surrogates stand for undecodable bytes of arguments and file names (os.fsdecode).
+TEXTS = st.text(
+    st.characters(exclude_categories=["Cs"])
+    | st.sampled_from(list(map(chr, range(0xDC80, 0xDD00)))),
+    max_size=20,
+)
 VALUES: dict[object, st.SearchStrategy[Any]] = {
     int: INTEGERS,
     float: st.floats(allow_nan=False, allow_infinity=False),
@@ -102,6 +106,7 @@ def checked_decode(payload: bytes) -> None:
 @example(b'["Kill",1,1e999]')
 @example(b'["Kill",1,-1e999]')
 @example(b'["Exited",1,0,0,0,0,1e400,0,0,0,0]')
+@example(b'["Exited",7,8,9007199254740993,2,0,1,2,3,4,5,6,false]')
 @example(b'["Fault","\\ud800"]')
 @example(b'["Fault","\xff"]')
 @example(b'["Ping",' + b"9" * 5000 + b"]")
@@ -142,6 +147,13 @@ def test_a_truncated_message_is_a_protocol_error(message: Message, data: st.Data
     payload = message_codec.encode(message)
     with pytest.raises(ProtocolError):
         message_codec.decode(payload[: data.draw(st.integers(0, len(payload) - 1))])
+
+
+def test_the_number_that_stands_for_no_group_is_no_group() -> None:
+    payload = message_codec.encode(Spawn(7, b"", [], False, [], 0, "", 1, 2, [2**32 - 2]))
+    assert payload.count(b"\xfe\xff\xff\xff") == 1
+    with pytest.raises(ProtocolError):
+        message_codec.decode(payload.replace(b"\xfe\xff\xff\xff", b"\xff\xff\xff\xff"))
 
 
 @given(MESSAGES, st.data())

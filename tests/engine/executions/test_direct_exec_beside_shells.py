@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execd.engine.executions.direct_exec import is_plain_environment
+from execd.engine.executions.direct_exec import LOCALE, is_plain_environment
 from execd.engine.executions.plain_words import BUILTINS, KEYWORDS, OBSERVERS, plain_words
 from execd.proc.task_meter import is_gvisor
 from tests.engine.executions.shells import (
@@ -94,7 +94,7 @@ def shells(tmp_path_factory: pytest.TempPathFactory) -> list[Shell]:
     return found
 
 
-def environment(path: str | Path, **more: str) -> dict[str, str]:
+def environment(path: str | Path, /, **more: str) -> dict[str, str]:
     return {
         "EXECD_EXECUTION_ID": "0123456789abcdef",
         "HOME": "/",
@@ -172,7 +172,7 @@ def test_a_first_path_in_path_with_something_else_is_left_to_the_shell(
 odd_names = st.one_of(
     st.text(st.characters(exclude_characters="=\0", exclude_categories=("Cs",)), min_size=1),
     st.text("AZaz_09", min_size=1, max_size=4),
-)
+).filter(lambda name: not LOCALE.fullmatch(name))  # their values change what bash prints
 variables = st.dictionaries(
     odd_names,
     st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=8),

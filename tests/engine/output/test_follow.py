@@ -21,6 +21,7 @@ from execd.engine.output.follow import (
     follow_stream,
 )
 from execd.engine.output.log import OutputLog, StreamLog
+from execd.engine.store import spool as spool_module
 from execd.engine.store.state_dir import StateDir
 from execd.errors import Gone, InvalidArgument
 from execd.model import STREAMS
@@ -44,6 +45,14 @@ NEARLY_UTF8 = st.lists(
     ),
     max_size=40,
 )
+
+
+@pytest.fixture(autouse=True)
+def patience() -> Iterator[None]:
+    """A busy disk is not a broken disk here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spool_module, "DISK_SECONDS", 3600.0)
+        yield
 
 
 @pytest.fixture(scope="module")

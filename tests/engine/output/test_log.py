@@ -23,6 +23,14 @@ if TYPE_CHECKING:
 KIB = 1024
 
 
+@pytest.fixture(autouse=True)
+def patience() -> Iterator[None]:
+    """A busy disk is not a broken disk here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spool_module, "DISK_SECONDS", 3600.0)
+        yield
+
+
 @pytest.fixture
 def state_dir(tmp_path: Path) -> Iterator[StateDir]:
     state_dir = StateDir(str(tmp_path / "state"), 64 * KIB * KIB, {})
@@ -168,9 +176,8 @@ def test_every_view_of_a_log_is_the_bytes_that_were_written_or_an_admitted_hole(
 
 
 @pytest.fixture
-def slow_disk(state_dir: StateDir, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+def slow_disk(state_dir: StateDir) -> Iterator[threading.Event]:
     """A disk that answers only after the event is set."""
-    monkeypatch.setattr(spool_module, "DISK_SECONDS", 3600.0)
     answers = threading.Event()
     for _ in range(SPOOL_THREADS):
         state_dir.threads.submit(answers.wait)
