@@ -82,8 +82,9 @@ PROGRAM = (
         "as at the run time limit of a cell; {reason cpu_limit}. Another process of the session "
         "gets KILL when the whole life of the process has used this time (sampled about every "
         "second), and the running cell ends with {reason cpu_limit} if the process began during "
-        "the cell. A process that an earlier cell left, or the child of such a process, gets KILL "
-        "alone, and the running cell goes on",
+        "the cell (or up to 20 ms earlier: the kernel keeps the start in ticks of 10 ms). A "
+        "process that an earlier cell left, or the child of such a process, gets KILL alone, and "
+        "the running cell goes on",
     ),
     Limit(
         "memory of the tree",

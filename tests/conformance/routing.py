@@ -68,25 +68,9 @@ def routed(
 ) -> Iterator[RoutedClient]:
     """Start a router for the block, and yield a client of the port behind the router.
     ``patience_seconds``: how long the router waits for the headers of an answer."""
-    router_port = free_port()
     with ExitStack() as ends:
         log = ends.enter_context(tempfile.TemporaryFile())
-        router = ends.enter_context(
-            subprocess.Popen(
-                [
-                    ROUTER,
-                    f"--http-bind-address=127.0.0.1:{router_port}",
-                    f"--metrics-bind-address=127.0.0.1:{free_port()}",
-                    f"--health-probe-bind-address=127.0.0.1:{free_port()}",
-                    f"--response-header-timeout={patience_seconds}s",
-                    "--allow-loopback-pod-ip",
-                ],
-                stderr=log,
-            )
-        )
-        ends.callback(router.kill)
         client = RoutedClient(
-            base_url=f"http://127.0.0.1:{router_port}",
             timeout=60 + SLACK_SECONDS,
             trust_env=False,
             headers={
@@ -98,12 +82,42 @@ def routed(
         )
         client.router_log = log
         ends.callback(client.close)
-
-        def answers() -> bool:
-            try:
-                return client.get("/").status_code < 500
-            except httpx.TransportError:
-                return False
-
-        wait_until(answers, 20, "the router answers")
+        # Another test may take a port between the choice and the router's bind; then the router
+        # ends.
+        while not _begin_router(ends, client, patience_seconds):
+            log.seek(0)
+            assert b"address already in use" in log.read()
+            log.seek(0)
+            log.truncate()
         yield client
+
+
+def _begin_router(ends: ExitStack, client: RoutedClient, patience_seconds: float) -> bool:
+    """Start a router that the end of ``ends`` ends. Return whether the router has got its ports."""
+    port = free_port()
+    client.base_url = f"http://127.0.0.1:{port}"
+    router = ends.enter_context(
+        subprocess.Popen(
+            [
+                ROUTER,
+                f"--http-bind-address=127.0.0.1:{port}",
+                f"--metrics-bind-address=127.0.0.1:{free_port()}",
+                f"--health-probe-bind-address=127.0.0.1:{free_port()}",
+                f"--response-header-timeout={patience_seconds}s",
+                "--allow-loopback-pod-ip",
+            ],
+            stderr=client.router_log,
+        )
+    )
+    ends.callback(router.kill)
+
+    def answers() -> bool:
+        try:
+            return client.get("/").status_code < 500
+        except httpx.TransportError:
+            return False
+
+    wait_until(
+        lambda: router.poll() is not None or answers(), 60, "the router answers or has ended"
+    )
+    return router.poll() is None

@@ -5,12 +5,14 @@ removed cancel out; removed and created again is "modified". The names are in th
 last change.
 
 The rule that readers rely on: ``path`` is a name after the batch, and ``old_path`` a name before. A
-name in ``path`` exists, unless the change is "deleted". A name before the batch
+name in ``path`` exists, unless the change is "deleted"; below a ``path`` that is no directory is
+nothing. A name before the batch
 
-  1. has gone along with the nearest moved: the name itself, or a directory above, that is an
-     ``old_path``; without such a move the name has stayed;
-  2. is gone nevertheless, if the batch tells "deleted" or "moved" of the new name or of a directory
-     above, or "created" of a directory above, up to the directory that took the name along.
+  1. has gone along with the nearest move: with the name itself, or the nearest directory above,
+     that is an ``old_path``; without such a move the name has stayed;
+  2. is gone nevertheless, if the batch tells "deleted" or "moved" of the name or of a directory
+     above, or "created" of a directory above. After a move only names strictly below the ``path``
+     of the move count.
 
 For that rule a batch tells of a removal that may not have happened rather than forget a removal: a
 rename replaces without a word, so a name that a rename made may have existed before. A directory
@@ -36,6 +38,9 @@ MAX_CHANGES = 10_000
 # pass over the batch.
 MAX_MOVED_DIRECTORIES = 100
 
+# Each level above an old name is looked up, and a path of 4 KiB may have 2,000.
+MAX_LEVELS = 100
+
 # (earlier change, new change) -> sum. Other pairs: the new change. "created" and "deleted", and
 # whatever follows "moved", need more than a table.
 _SUM: dict[tuple[ChangeKind, ChangeKind], ChangeKind] = {
@@ -57,6 +62,9 @@ class Change(msgspec.Struct, frozen=True):
     """The path before a move. A moved file may have been modified as well."""
     may_replace: bool = False
     """Whether ``path`` may have existed before a change that made the name, as for a rename."""
+    is_new: bool = False
+    """Whether something new is at ``path`` since the batch began, although the change is not
+    "created": the name was there before."""
 
 
 class Batch:
@@ -74,7 +82,11 @@ class Batch:
             self._move(change)
         else:
             self._sum(change)
-        if len(self._changes) > MAX_CHANGES or self._n_moved_directories > MAX_MOVED_DIRECTORIES:
+        if (
+            len(self._changes) > MAX_CHANGES
+            or self._n_moved_directories > MAX_MOVED_DIRECTORIES
+            or (change.old_path or b"").count(b"/") > MAX_LEVELS
+        ):
             self.take()
             self.has_overflowed = True
         assert len(self._changes) <= MAX_CHANGES
@@ -91,7 +103,13 @@ class Batch:
 
     def _pop(self, path: bytes) -> Change | None:
         change = self._changes.pop(path, None)
-        if change is not None and change.is_directory and change.old_path is not None:
+        # Two directories have the same ``old_path`` if changes were lost, or after an exchange of
+        # both (renameat2).
+        if (
+            change is not None
+            and change.old_path is not None
+            and self._moved_directories.get(change.old_path) == path
+        ):
             del self._moved_directories[change.old_path]
         return change
 
@@ -117,7 +135,11 @@ class Batch:
                     kind = "created"  # without the content of the directory that is gone
                 self._put(
                     msgspec.structs.replace(
-                        change, kind=kind, may_replace=_may_have_existed(before)
+                        change,
+                        kind=kind,
+                        may_replace=_may_have_existed(before),
+                        is_new=change.kind != "deleted"
+                        and (before.is_new or before.kind == "deleted"),
                     )
                 )
             self._tell_old_path(before)
@@ -131,22 +153,22 @@ class Batch:
             old_path=self._name_before(change.old_path),
             may_replace=_may_have_existed(replaced),
         )
-        if source is not None and source.kind == "created":
+        if source is not None and (source.kind == "created" or source.is_new):
             told = msgspec.structs.replace(told, kind="created", old_path=None)
         elif source is not None and source.kind == "moved":
             told = msgspec.structs.replace(told, old_path=source.old_path)
         self._put_moved(told)
-        forgotten = [] if replaced is None else [replaced]
         if change.is_directory:
-            # What was told below a directory that is replaced is not true of the moved directory.
-            forgotten += self._pop_below(change.path)
+            # A directory that is replaced is empty: removals were told below, which are not true of
+            # the moved directory.
+            self._pop_below(change.path)
             for below in self._pop_below(change.old_path):
                 path = change.path + below.path[len(change.old_path) :]
                 self._put_moved(msgspec.structs.replace(below, path=path))
         if source is not None and source.may_replace:
             self._tell_removal(change.old_path, change.is_directory)
-        for lost in forgotten:
-            self._tell_old_path(lost)
+        if replaced is not None:
+            self._tell_old_path(replaced)
 
     def _put_moved(self, change: Change) -> None:
         if change.old_path == change.path == self._name_after(change.path):  # away and back again
@@ -175,7 +197,7 @@ class Batch:
         above = path
         while (above := above.rpartition(b"/")[0]) != root:
             change = self._changes.get(above)
-            if change is not None and change.is_directory and change.kind in ("created", "moved"):
+            if change is not None and change.kind == "moved":
                 return None
         return path
 

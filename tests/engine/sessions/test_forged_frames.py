@@ -217,11 +217,11 @@ def test_whatever_a_worker_says_falsifies_no_more_than_the_result_of_its_own_cel
                 assert after.cell.generation - generation in (0, 1)
                 # A cell may forge the number of its session, and no more.
                 assert session.execution_count in COUNTS
-                assert after.cell.execution_count == (
-                    session.execution_count
-                    if after.result.exit_reason is ExitReason.EXITED
-                    else None
-                )
+                if after.result.exit_reason is not ExitReason.EXITED:  # by half a frame
+                    assert after.cell.execution_count is None
+                    after = await run(engine, session, "None", timeout_seconds=5)
+                    assert after.result.exit_reason is ExitReason.EXITED
+                assert session.execution_count == after.cell.execution_count
                 assert session.state in (SessionState.IDLE, SessionState.DEAD)
                 if result.exit_reason is ExitReason.WORKER_DIED:
                     assert (after.cell.generation, after.cell.state_lost) == (generation + 1, True)
