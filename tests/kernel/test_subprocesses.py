@@ -54,6 +54,7 @@ def test_an_interrupt_while_a_program_starts_leaves_no_program(
 
     monkeypatch.setattr(subprocess, "Popen", Interrupted)
     monkeypatch.setattr(subprocesses, "INTERRUPT_SECONDS", 0.01)
+    monkeypatch.setattr(subprocesses, "REAP_SECONDS", 20.0)  # a busy machine kills slowly
     with pytest.raises(KeyboardInterrupt):
         subprocesses.run([program, "-c", f"trap '' INT; while :; do sleep {token}; done"], None)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
