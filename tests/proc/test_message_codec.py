@@ -149,6 +149,13 @@ def test_a_truncated_message_is_a_protocol_error(message: Message, data: st.Data
         message_codec.decode(payload[: data.draw(st.integers(0, len(payload) - 1))])
 
 
+def test_a_whole_number_that_no_float_holds_is_no_float() -> None:
+    payload = b'["Exited",7,8,%d,2,0,1,2,3,4,5,6,false]'
+    message_codec.decode(payload % 2**53)
+    with pytest.raises(ProtocolError):
+        message_codec.decode(payload % (2**53 + 1))
+
+
 def test_the_number_that_stands_for_no_group_is_no_group() -> None:
     payload = message_codec.encode(Spawn(7, b"", [], False, [], 0, "", 1, 2, [2**32 - 2]))
     assert payload.count(b"\xfe\xff\xff\xff") == 1
