@@ -215,6 +215,7 @@ class Batch:
 
     def _tell_removal(self, path: bytes, is_directory: bool) -> None:
         there = self._changes.get(path)
+        # Not by ``_put``: the name keeps the place of its last change, and ``old_path`` stays.
         self._changes[path] = (
             Change("deleted", path, is_directory)
             if there is None
