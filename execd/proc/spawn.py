@@ -40,7 +40,7 @@ The caller's descriptor must be inheritable."""
 
 _CONTROLLING_TERMINAL = 1
 _IS_PREPARED = 2
-_GROUP_ONLY = 4
+GROUP_ONLY = 4
 _KEEP_ID = 2**32 - 1
 
 
@@ -256,7 +256,7 @@ def spawn(
         ctypes.sizeof(_SpawnRequest),
         (_CONTROLLING_TERMINAL if controlling_terminal else 0)
         | (_IS_PREPARED if is_prepared else 0)
-        | (0 if leads_session else _GROUP_ONLY),
+        | (0 if leads_session else GROUP_ONLY),
         program,
         len(program),
         (ctypes.c_int32 * len(fds))(*fds),

@@ -68,8 +68,7 @@ static _Atomic int has_been_called;
 /* Everything stands still after so many rounds of SIGSTOP in a row that found no new task. */
 static int quiet_rounds;
 static sem_t wake_up;
-/* An open /proc/loadavg; -1: sysinfo(2) counts the tasks of the namespace, as in gVisor. */
-static int loadavg = -1;
+static int loadavg = -1; /* of execd_brake_count */
 static struct timespec pause_between_counts;
 
 /* The pid that the namespace gave out last, the fifth field of an open /proc/loadavg
@@ -91,13 +90,19 @@ int64_t execd_newest_pid(int loadavg_fd)
     return strtoll(field, NULL, 10);
 }
 
-/* A figure that grows by 1 with each new task; -1: unknown. */
-static int64_t count(void)
+/* A figure that grows by 1 with each new task; -1: unknown. loadavg_fd: an open /proc/loadavg; -1:
+ * sysinfo(2) counts the tasks of the namespace, as in gVisor. */
+int64_t execd_brake_count(int loadavg_fd)
 {
     struct sysinfo found;
-    if (loadavg >= 0)
-        return execd_newest_pid(loadavg);
+    if (loadavg_fd >= 0)
+        return execd_newest_pid(loadavg_fd);
     return sysinfo(&found) == 0 ? found.procs : -1;
+}
+
+static int64_t count(void)
+{
+    return execd_brake_count(loadavg);
 }
 
 /* Nanoseconds of CLOCK_MONOTONIC. */

@@ -33,21 +33,24 @@ void execd_note_usage(struct early_end *end, const struct rusage *usage)
     end->system_seconds = seconds(usage->ru_stime);
 }
 
-/* waitid(2) also tells of a stop, without WSTOPPED, if the child has made the caller its tracer. */
+/* waitid(2) also tells of a stop, without WSTOPPED, if the child has made the caller its tracer:
+ * CLD_TRAPPED, and in gVisor CLD_KILLED by a signal that no kernel has. */
 int execd_has_ended(pid_t pid)
 {
+    enum { GVISOR_STOP = 127 };
     siginfo_t found = {.si_pid = 0};
-    return waitid(P_PID, (id_t)pid, &found, WEXITED | WNOHANG | WNOWAIT) == 0 &&
-           found.si_pid == pid &&
-           (found.si_code == CLD_EXITED || found.si_code == CLD_KILLED ||
-            found.si_code == CLD_DUMPED);
+    if (waitid(P_PID, (id_t)pid, &found, WEXITED | WNOHANG | WNOWAIT) != 0 || found.si_pid != pid)
+        return 0;
+    return found.si_code == CLD_EXITED ||
+           ((found.si_code == CLD_KILLED || found.si_code == CLD_DUMPED) &&
+            found.si_status != GVISOR_STOP);
 }
 
-/* Whether a child waits to be reaped. */
-int execd_has_ended_child(void)
+/* A child that waits to be reaped; 0: none. */
+pid_t execd_ended_child(void)
 {
     siginfo_t found = {.si_pid = 0};
-    return waitid(P_ALL, 0, &found, WEXITED | WNOHANG | WNOWAIT) == 0 && found.si_pid != 0;
+    return waitid(P_ALL, 0, &found, WEXITED | WNOHANG | WNOWAIT) == 0 ? found.si_pid : 0;
 }
 
 /* Wait for the end of `pid` until `nanoseconds` are over, or until there is something to read from
@@ -70,6 +73,6 @@ int execd_await_early_end(pid_t pid, int signals, int requests, int loadavg, int
     /* The pending SIGCHLD is one signal for all children that have ended meanwhile: signal(7). So
      * first the signal is taken, and then the question is asked. */
     (void)!read(signals, &taken, sizeof taken);
-    end->has_more = execd_has_ended_child();
+    end->has_more = execd_ended_child() != 0;
     return 1;
 }

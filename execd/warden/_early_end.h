@@ -19,7 +19,7 @@ struct early_end {
 int64_t execd_newest_pid(int loadavg);
 
 int execd_has_ended(pid_t pid);
-int execd_has_ended_child(void);
+pid_t execd_ended_child(void);
 void execd_note_usage(struct early_end *end, const struct rusage *usage);
 
 #endif

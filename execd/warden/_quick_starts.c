@@ -2,9 +2,10 @@
  * Quick starts: plain programs are received, started, reaped and reported by one call.
  * quick_starts.py is the front, and says why, and what is left to the caller.
  *
- * A program is reaped here only with the proof of _early_end.c that the program has left nothing.
- * Several programs in flight have one proof. Their pids are consecutive, so no other task began
- * between the first and the last; and the newest pid is the last program's, so none began since.
+ * A program is reaped here only with a proof that the program has left nothing. Natively that is
+ * the proof of _early_end.c. Several programs in flight have one proof. Their pids are consecutive,
+ * so no other task began between the first and the last; and the newest pid is the last program's,
+ * so none began since. In gVisor it is the proof of _children.c.
  */
 #define _GNU_SOURCE
 #include <poll.h>
@@ -18,9 +19,11 @@
 #include <unistd.h>
 
 #include "../proc/_spawn.h"
+#include "_children.h"
 #include "_early_end.h"
 
 /* _brake.c */
+int64_t execd_brake_count(int loadavg);
 void execd_brake_arm(int64_t from, int64_t limit, int64_t patience);
 int execd_brake_may_have_fired(void);
 
@@ -101,13 +104,19 @@ struct quick_program {
     struct early_end end;
     int32_t n_fds;
     int32_t fds[MAX_FDS]; /* that came with the message */
+    int64_t look_at, cpu_time; /* the next look; at the last look */
 };
 
 struct quick_starts {
     /* For life. */
-    int32_t channel, signals, loadavg, oom_score_fd, oom_score, nice, n_limits;
+    int32_t channel, signals;
+    int32_t loadavg, children; /* -1: natively children, and in gVisor loadavg */
+    int32_t spawn_flags;       /* beside FLAG_IS_PREPARED */
+    int32_t oom_score_fd, oom_score, nice, n_limits;
     const struct limit *limits; /* before the limits of the message */
     int64_t patience;           /* how long a program may be in flight */
+    int64_t youth;              /* how long a program may be in flight beside other work */
+    int64_t look_pause;         /* between two looks at a program; 0: no look */
     struct spawn_watch *watch;
     /* For a call. */
     int64_t until;
@@ -115,6 +124,7 @@ struct quick_starts {
     int64_t known_peak_kib;          /* a larger program did not inherit the figure */
     int64_t least_limit; /* of processes, of the programs in flight; 0: none has a limit */
     int32_t may_arm;
+    int64_t noted_at; /* the known children of _children.c */
     /* Results. */
     int32_t n_programs;
     int32_t has_more; /* as in early_end */
@@ -124,16 +134,36 @@ struct quick_starts {
     struct quick_program programs[MAX_IN_FLIGHT];
 };
 
-/* Nanoseconds. In this time nobody makes as many tasks as there are pids. */
-static const int64_t SOON = 100000000;
+/* Nanoseconds. In this time nobody makes as many tasks as there are pids, natively and in gVisor. */
+static const int64_t SOON = 100000000, SOON_IN_GVISOR = 2000000000;
 
 static char datagrams[MAX_IN_FLIGHT + 1][MAX_DATAGRAM_BYTES];
+
+static struct children known_children;
+
+static int64_t nanoseconds(struct timespec time)
+{
+    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
 
 static int64_t now(void)
 {
     struct timespec found;
     (void)clock_gettime(CLOCK_MONOTONIC, &found);
-    return (int64_t)found.tv_sec * 1000000000 + found.tv_nsec;
+    return nanoseconds(found);
+}
+
+/* Nanoseconds of CPU time of a process, with its threads: clock_getcpuclockid(3) without the C
+ * library's question whether the process is there. 0: unknown. gVisor counts a process that runs at
+ * a tick of 10 ms as running since the last tick. */
+static int64_t cpu_time(int64_t pid)
+{
+    enum { SCHEDULED = 2 };
+    struct timespec found;
+    clockid_t clock = (clockid_t)(~(uint32_t)pid << 3 | SCHEDULED);
+    if (clock_gettime(clock, &found) != 0)
+        return 0;
+    return nanoseconds(found);
 }
 
 /* A buffer of no program in flight. */
@@ -217,7 +247,7 @@ static int parse(const struct quick_starts *quick, struct packed_spawn *fields,
     }
     *request = (struct spawn_request){
         .size = sizeof *request,
-        .flags = FLAG_IS_PREPARED,
+        .flags = FLAG_IS_PREPARED | (uint32_t)quick->spawn_flags,
         .block = payload + program_at,
         .block_bytes = fields->program_bytes,
         .fds = fds,
@@ -244,12 +274,12 @@ static int arm_brake(struct quick_starts *quick, uint64_t limit)
         quick->least_limit = (int64_t)limit;
     if (!quick->may_arm || quick->least_limit == 0)
         return 1;
-    int64_t newest = execd_newest_pid(quick->loadavg);
-    if (newest < 0)
+    int64_t count = execd_brake_count(quick->loadavg);
+    if (count < 0)
         return 0;
     int64_t room = quick->brake_base + quick->least_limit;
-    quick->armed_from = newest;
-    quick->armed_limit = newest + (room > 0 ? room : 0) + quick->brake_spare;
+    quick->armed_from = count;
+    quick->armed_limit = count + (room > 0 ? room : 0) + quick->brake_spare;
     execd_brake_arm(quick->armed_from, quick->armed_limit, 0);
     return 1;
 }
@@ -271,7 +301,14 @@ static int start(struct quick_starts *quick)
     struct spawn_request request;
     struct spawn_result result;
     struct quick_program *received = &quick->received;
-    if (!parse(quick, &fields, limits, fds, &request) || !arm_brake(quick, fields.processes))
+    if (!parse(quick, &fields, limits, fds, &request))
+        return 0;
+    if (quick->children >= 0 && quick->n_programs == 0) {
+        if (!execd_note_children(quick->children, &known_children))
+            return 0;
+        quick->noted_at = now();
+    }
+    if (!arm_brake(quick, fields.processes))
         return 0;
     memset(&result, 0, sizeof result);
     received->begun_at = now();
@@ -286,6 +323,11 @@ static int start(struct quick_starts *quick)
     }
     received->spawned_at = now();
     received->pid = pid;
+    received->look_at = INT64_MAX;
+    if (quick->look_pause != 0) {
+        received->look_at = received->spawned_at + quick->look_pause;
+        received->cpu_time = cpu_time(pid);
+    }
     received->is_direct = result.was_direct;
     quick->programs[quick->n_programs++] = *received;
     received->datagram_bytes = 0;
@@ -324,16 +366,23 @@ static int report(const struct quick_starts *quick, const struct quick_program *
            (ssize_t)sizeof datagram;
 }
 
-/* Reap the programs that have ended, and report their ends. Returns 0 if the caller has to go on: a
- * program has started something, or an end is not reported. */
-static int reap(struct quick_starts *quick)
+/* Whether the programs in flight, ended or not, have started nothing: natively nothing at all, in
+ * gVisor nothing that is left of the ended ones. */
+static int has_nothing_new(struct quick_starts *quick)
 {
-    int ended[MAX_IN_FLIGHT], n_ended = 0, n_left = 0, is_done = 1;
-    for (int i = 0; i < quick->n_programs; i++)
-        n_ended += ended[i] = execd_has_ended((pid_t)quick->programs[i].pid);
-    if (n_ended == 0)
-        return 1;
     int64_t last_pid = quick->programs[quick->n_programs - 1].pid;
+    if (quick->children >= 0) {
+        int64_t in_flight[MAX_IN_FLIGHT], time = now();
+        for (int i = 0; i < quick->n_programs; i++)
+            in_flight[i] = quick->programs[i].pid;
+        /* An id of a known thread that has ended may be given out again, but not so soon. */
+        if (time - quick->noted_at > SOON_IN_GVISOR ||
+            !execd_has_no_new_child(quick->children, &known_children, in_flight,
+                                    quick->n_programs))
+            return 0;
+        quick->noted_at = time;
+        return 1;
+    }
     if (quick->counted_pid > last_pid) {
         /* The last program has ended before and is reaped. Its number is free, but the kernel does
          * not come back to the number so soon. (Past the largest pid the kernel begins again with
@@ -344,6 +393,21 @@ static int reap(struct quick_starts *quick)
     }
     if (execd_newest_pid(quick->loadavg) != last_pid)
         return 0;
+    quick->counted_pid = last_pid;
+    return 1;
+}
+
+/* Reap the programs that have ended, and report their ends. Returns 0 if the caller has to go on: a
+ * program has left something, or an end is not reported. */
+static int reap(struct quick_starts *quick)
+{
+    int ended[MAX_IN_FLIGHT], n_ended = 0, n_left = 0, is_done = 1;
+    for (int i = 0; i < quick->n_programs; i++)
+        n_ended += ended[i] = execd_has_ended((pid_t)quick->programs[i].pid);
+    if (n_ended == 0)
+        return 1;
+    if (!has_nothing_new(quick))
+        return 0;
     for (int i = 0; i < quick->n_programs; i++) {
         struct quick_program *program = &quick->programs[i];
         struct rusage usage;
@@ -352,7 +416,6 @@ static int reap(struct quick_starts *quick)
             program->has_ended = 1;
             execd_note_usage(&program->end, &usage);
             quick->n_forgotten++;
-            quick->counted_pid = last_pid;
             /* First the pipes, then the report: see Warden._spawn. */
             while (program->n_fds > 0)
                 (void)close(program->fds[--program->n_fds]);
@@ -368,9 +431,49 @@ static int reap(struct quick_starts *quick)
     return is_done;
 }
 
+/* Whether a child has ended that is no program in flight. (The SIGCHLD of a program in flight that
+ * has ended since is still to come.) */
+static int has_ended_stranger(const struct quick_starts *quick)
+{
+    pid_t pid = execd_ended_child();
+    int is_in_flight = 0;
+    for (int i = 0; i < quick->n_programs; i++)
+        is_in_flight |= quick->programs[i].pid == pid;
+    return pid != 0 && !is_in_flight;
+}
+
+/* When the oldest program has been in flight for too long: work that is due at `until` waits for
+ * young programs only. */
+static int64_t give_back_at(const struct quick_starts *quick)
+{
+    int64_t begun_at = quick->programs[0].spawned_at, young_until = begun_at + quick->youth;
+    int64_t soonest = quick->until > young_until ? quick->until : young_until;
+    return begun_at + quick->patience < soonest ? begun_at + quick->patience : soonest;
+}
+
+/* Look at the programs for which a look is due. Returns when the next look is due; 0: a program has
+ * not computed since the last look. */
+static int64_t look(struct quick_starts *quick, int64_t time)
+{
+    int64_t next = INT64_MAX;
+    for (int i = 0; i < quick->n_programs; i++) {
+        struct quick_program *program = &quick->programs[i];
+        if (program->look_at <= time) {
+            int64_t before = program->cpu_time;
+            program->cpu_time = cpu_time(program->pid);
+            if (program->cpu_time <= before)
+                return 0;
+            program->look_at = time + quick->look_pause;
+        }
+        if (program->look_at < next)
+            next = program->look_at;
+    }
+    return next;
+}
+
 /* Start the programs that come, and reap those that end at once, until anything else is to be done,
- * until `quick->until`, or until a program has been in flight for too long. The caller then takes
- * over all that is left in `quick`. */
+ * until `quick->until`, or until a program waits or has been in flight for too long. The caller
+ * then takes over all that is left in `quick`. */
 void execd_start_quickly(struct quick_starts *quick)
 {
     struct signalfd_siginfo taken;
@@ -382,17 +485,22 @@ void execd_start_quickly(struct quick_starts *quick)
     quick->received.datagram_bytes = 0;
     while (!is_over && !execd_brake_may_have_fired()) {
         int64_t time = now();
-        int64_t end = quick->n_programs ? quick->programs[0].spawned_at + quick->patience
-                                        : quick->until;
+        int64_t end = quick->n_programs ? give_back_at(quick) : quick->until;
+        /* A program that has ended waits too, and then there is a signal to read. */
+        int64_t look_at = look(quick, time);
+        int looks_next = look_at != 0 && look_at < end;
+        if (look_at < end)
+            end = look_at;
         int64_t rest = end > time ? end - time : 0;
         struct timespec timeout = {.tv_sec = (time_t)(rest / 1000000000),
                                    .tv_nsec = (long)(rest % 1000000000)};
         /* User code can send SIGCHLD without end, and the daemon requests. */
-        is_over = rest == 0;
-        int may_start = time < quick->until && quick->n_programs < MAX_IN_FLIGHT;
+        is_over = rest == 0 && !looks_next;
+        int has_room = quick->n_programs < MAX_IN_FLIGHT;
         struct pollfd fds[] = {{.fd = quick->signals, .events = POLLIN},
-                               {.fd = may_start ? quick->channel : -1, .events = POLLIN}};
-        if (ppoll(fds, 2, &timeout, NULL) <= 0)
+                               {.fd = has_room ? quick->channel : -1, .events = POLLIN}};
+        int n_ready = ppoll(fds, 2, &timeout, NULL);
+        if (n_ready < 0 || (n_ready == 0 && !looks_next))
             return;
         if (fds[0].revents != 0) {
             if (quick->n_programs == 0)
@@ -401,21 +509,18 @@ void execd_start_quickly(struct quick_starts *quick)
              * children that have ended or stopped meanwhile (signal(7)). */
             (void)!read(quick->signals, &taken, sizeof taken);
             quick->has_more = 1;
-            if (!reap(quick))
+            if (!reap(quick) || has_ended_stranger(quick))
                 return;
             /* Beside programs in flight the caller has to look in any case: another child may have
              * ended, or a program may have stopped, with the caller as its tracer. */
-            if (quick->n_programs == 0) {
-                if (execd_has_ended_child())
-                    return;
+            if (quick->n_programs == 0)
                 quick->has_more = 0;
-            }
         }
         if (fds[1].revents != 0) {
-            if (!receive(quick) || !start(quick))
+            if (now() >= quick->until || !receive(quick) || !start(quick))
                 return;
             int64_t pid = quick->programs[quick->n_programs - 1].pid;
-            if (quick->n_programs > 1 && pid != last_pid + 1)
+            if (quick->children < 0 && quick->n_programs > 1 && pid != last_pid + 1)
                 return;
             last_pid = pid;
         }

@@ -9,8 +9,7 @@ long as no further request comes, and makes a job of a program that is still the
 The wait is no longer than the loop's own wait before it announces a start, and ends with the next
 request, so nobody waits longer than without the early end.
 
-Linux only. gVisor does not tell the newest pid, so nothing proves there that a program has left
-nothing.
+Linux only: gVisor does not tell the newest pid. (The quick starts have another proof there.)
 """
 
 from __future__ import annotations

@@ -83,6 +83,8 @@ BURST_TASKS, BURST_TASKS_IN_GVISOR = 64, 24
 # freeze of a bomb that is not over its limit yet ends with a thaw, and in gVisor each thaw is a
 # risk.
 BRAKE_BURST_TASKS_IN_GVISOR = 2 * BURST_TASKS_IN_GVISOR
+# No limit of processes in a quick start is larger (``_quick_starts.c``).
+MOST_LIMIT = (1 << 31) - 1
 # A rise is this growth since the last count. In gVisor a rise already forbids reading /proc until
 # the next count, since a read waits like any system call. In both kernels a rise delays the
 # continuation of a grown tree.
@@ -206,10 +208,11 @@ class ForkBombs:
         return max(base + limit, 0) + spare
 
     def brake_figures(self, n_tasks: int) -> BrakeFigures:
-        """``brake_room`` natively, while no job has a limit, for a job that is about to begin: the
-        sum of the job's limit and ``base``, or 0 if the sum is negative; plus ``spare``."""
-        assert not self._in_gvisor
+        """``brake_room`` while no job has a limit, for a job that is about to begin: the sum of the
+        job's limit and ``base``, or 0 if the sum is negative; plus ``spare``."""
         assert not self._jobs.lowest_process_limit
+        if self._in_gvisor:  # the limit makes no difference
+            return BrakeFigures(-MOST_LIMIT, BRAKE_BURST_TASKS_IN_GVISOR)
         return self._brake_figures(n_tasks, len(self._jobs) + 1)
 
     def _brake_figures(self, n_tasks: int, n_jobs: int) -> BrakeFigures:

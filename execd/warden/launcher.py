@@ -80,7 +80,7 @@ class Launcher:
         self._make_room = make_room
         self._oom_score = oom_score
         self._former_limits = former_limits
-        self._leads_session = leads_session
+        self.leads_session = leads_session
         self._reads_starts = reads_starts
         self._spawn_watch = SpawnWatch(leaders)
         self.nice = min(os.getpriority(os.PRIO_PROCESS, 0) + NICE_INCREMENT, MAX_NICE)
@@ -120,7 +120,7 @@ class Launcher:
             start.account,
             spawned_at=start.spawned_at,
             spawn_seconds=start.spawn_seconds,
-            session=pid if self._leads_session or request.terminal else os.getsid(0),
+            session=pid if self.leads_session or request.terminal else os.getsid(0),
             is_direct=is_direct,
         )
 
@@ -165,7 +165,7 @@ class Launcher:
                 nice=self.nice,
                 oom_score=self._oom_score,
                 is_prepared=True,
-                leads_session=self._leads_session or request.terminal,
+                leads_session=self.leads_session or request.terminal,
             )
             if tries == 1 or started.pid != self._spawn_watch.killed_pid:
                 return started

@@ -75,7 +75,7 @@ from execd.warden.hangups import HangupGuard
 from execd.warden.job import Job, send_signal
 from execd.warden.launcher import Launcher, Start
 from execd.warden.own_peak import OwnPeak
-from execd.warden.quick_starts import QuickStarts
+from execd.warden.quick_starts import QuickStarts, open_children
 from execd.warden.startup_watch import StartupWatch
 from execd.warden.supervisor import SLICE_SECONDS, Supervisor
 from execd.warden.traced_stops import TracedStops
@@ -99,7 +99,11 @@ ANNOUNCE_SECONDS, ANNOUNCE_SECONDS_IN_GVISOR = 0.0015, 0.008
 
 # As long as nothing but quick starts come, a program has this time to end. Nobody waits for the
 # end: further programs start meanwhile. With 0.0015 most of 16 programs at once live too long.
-QUICK_SECONDS = 0.004
+QUICK_SECONDS, QUICK_SECONDS_IN_GVISOR = 0.004, 0.05
+# In gVisor a program of a crowd takes that long, and each job costs a millisecond. A program that
+# waits is worth a job earlier: the daemon starts the next program when the warden has found a job
+# waiting (``startup_watch``). gVisor counts CPU time by ticks of 10 ms.
+LOOK_PAUSE_SECONDS_IN_GVISOR = 0.012
 
 # How long a subreaper kills leftover processes after the daemon's end.
 SWEEP_SECONDS = 5.0
@@ -160,20 +164,7 @@ class Warden:
                 within_seconds=ANNOUNCE_SECONDS,
             )
         )
-        self._quick_starts = (
-            None
-            if meter.is_exact
-            else QuickStarts(
-                channel=channel.fileno(),
-                child_signals=self._child_signals,
-                loadavg_fd=meter.loadavg_fd,
-                within_seconds=QUICK_SECONDS,
-                oom_score=oom_score,
-                former_limits=former_limits,
-                nice=self._launcher.nice,
-                watch=self._launcher.watch_words,
-            )
-        )
+        self._quick_starts = self._open_quick_starts(meter, oom_score, former_limits)
         self._announce_seconds = ANNOUNCE_SECONDS_IN_GVISOR if meter.is_exact else ANNOUNCE_SECONDS
         self._startup_watch = StartupWatch()
         self._traced_stops = TracedStops()
@@ -186,6 +177,32 @@ class Warden:
             )
             if meter.is_exact and is_init
             else None
+        )
+
+    def _open_quick_starts(
+        self,
+        meter: TaskMeter,
+        oom_score: spawn.OomScore | None,
+        former_limits: Sequence[spawn.Limit],
+    ) -> QuickStarts | None:
+        """None: this gVisor gives no proof that a program has left nothing."""
+        try:
+            children_fd = open_children() if meter.is_exact else -1
+        except OSError:
+            return None
+        return QuickStarts(
+            channel=self._channel.fileno(),
+            child_signals=self._child_signals,
+            loadavg_fd=meter.loadavg_fd,
+            children_fd=children_fd,
+            within_seconds=QUICK_SECONDS_IN_GVISOR if meter.is_exact else QUICK_SECONDS,
+            youth_seconds=ANNOUNCE_SECONDS_IN_GVISOR if meter.is_exact else QUICK_SECONDS,
+            look_pause_seconds=LOOK_PAUSE_SECONDS_IN_GVISOR if meter.is_exact else 0.0,
+            leads_session=self._launcher.leads_session,
+            oom_score=oom_score,
+            former_limits=former_limits,
+            nice=self._launcher.nice,
+            watch=self._launcher.watch_words,
         )
 
     def run(self) -> None:
@@ -335,6 +352,8 @@ class Warden:
         # Not earlier: without a job a program's process would pass for an orphan of the bomb.
         self._supervisor.handle_brake_stop()
         if outcome.received is not None:
+            if self._has_more_to_reap:  # first: a program that has ended is not to be killed
+                self._reap(time.monotonic())
             datagram, descriptors = outcome.received
             self._serve_next(lambda: self._channel.unpack(datagram, descriptors))
             self._has_seen_early_end = False  # of interest only among several requests

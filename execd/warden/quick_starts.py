@@ -10,6 +10,9 @@ plain.
 
 All that decides stays in Python: the limits of time and of tasks are arguments of the call.
 
+The proof that a program has left nothing is the newest pid of the namespace (``early_end``). gVisor
+does not tell the newest pid, and the proof is that the warden has no new child (``_children.c``).
+
 Programs in flight. A further request need not wait for the program before: up to 8 programs run at
 the same time, each for the time of an early end. Then the loop makes jobs of the programs. Until
 then no scan knows the program, and the brake is armed.
@@ -18,6 +21,7 @@ then no scan knows the program, and the brake is armed.
 from __future__ import annotations
 
 import ctypes
+import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from execd.proc import spawn
@@ -46,6 +50,8 @@ class _Program(ctypes.Structure):
         ("end", EarlyEndFields),
         ("n_fds", ctypes.c_int32),
         ("fds", ctypes.c_int32 * _MAX_FDS),
+        ("look_at", ctypes.c_int64),
+        ("cpu_time", ctypes.c_int64),
     )
 
 
@@ -54,12 +60,16 @@ class _QuickStarts(ctypes.Structure):
         ("channel", ctypes.c_int32),
         ("signals", ctypes.c_int32),
         ("loadavg", ctypes.c_int32),
+        ("children", ctypes.c_int32),
+        ("spawn_flags", ctypes.c_int32),
         ("oom_score_fd", ctypes.c_int32),
         ("oom_score", ctypes.c_int32),
         ("nice", ctypes.c_int32),
         ("n_limits", ctypes.c_int32),
         ("limits", ctypes.POINTER(spawn.LimitFields)),
         ("patience", ctypes.c_int64),
+        ("youth", ctypes.c_int64),
+        ("look_pause", ctypes.c_int64),
         ("watch", ctypes.POINTER(WatchWords)),
         ("until", ctypes.c_int64),
         ("brake_base", ctypes.c_int64),
@@ -67,6 +77,7 @@ class _QuickStarts(ctypes.Structure):
         ("known_peak_kib", ctypes.c_int64),
         ("least_limit", ctypes.c_int64),
         ("may_arm", ctypes.c_int32),
+        ("noted_at", ctypes.c_int64),
         ("n_programs", ctypes.c_int32),
         ("has_more", ctypes.c_int32),
         ("n_forgotten", ctypes.c_int64),
@@ -129,27 +140,38 @@ class QuickStarts:
         channel: int,
         child_signals: int,
         loadavg_fd: int,
+        children_fd: int,
         within_seconds: float,
+        youth_seconds: float,
+        look_pause_seconds: float,
+        leads_session: bool,
         oom_score: spawn.OomScore | None,
         former_limits: Sequence[spawn.Limit],
         nice: int,
         watch: WatchWords,
     ) -> None:
-        """``channel``: the socket of the daemon. ``child_signals``, ``loadavg_fd``,
-        ``within_seconds``: as for ``EarlyEnds``. The others: as for ``spawn.spawn``, with
-        ``is_prepared``."""
+        """``channel``: the socket of the daemon. ``child_signals``, ``within_seconds``: as for
+        ``EarlyEnds``. ``loadavg_fd``: see ``TaskMeter``. ``children_fd``: see ``open_children``; in
+        gVisor only, otherwise -1. ``youth_seconds``: how long a program may be in flight after
+        ``until``. ``look_pause_seconds``: a program that has used no CPU time for so long is given
+        back; 0: no program is. The others: as for ``spawn.spawn``, with ``is_prepared``."""
         assert 0 < within_seconds < 1
+        assert (loadavg_fd < 0) != (children_fd < 0), "each kernel has one proof"
         limits = spawn.limits_for_c(former_limits)
         self._fields = _QuickStarts(
             channel=channel,
             signals=child_signals,
             loadavg=loadavg_fd,
+            children=children_fd,
+            spawn_flags=0 if leads_session else spawn.GROUP_ONLY,
             oom_score_fd=-1 if oom_score is None else oom_score.fd,
             oom_score=0 if oom_score is None else oom_score.value,
             nice=nice,
             n_limits=len(limits),
             limits=limits,
             patience=int(within_seconds * _NANOSECONDS),
+            youth=int(youth_seconds * _NANOSECONDS),
+            look_pause=int(look_pause_seconds * _NANOSECONDS),
             watch=ctypes.pointer(watch),
         )
 
@@ -174,6 +196,14 @@ class QuickStarts:
             (fields.armed_from, fields.armed_limit) if fields.armed_limit else None,
             bool(fields.has_more),
         )
+
+
+def open_children() -> int:
+    """Open the list of the main thread's children, for life: proc_tid_children(5).
+
+    Raises OSError (FileNotFoundError: a gVisor that has no such list).
+    """
+    return os.open(f"/proc/self/task/{os.getpid()}/children", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _received(program: _Program) -> Received:

@@ -281,7 +281,7 @@ class Supervisor:
     def record_quick_starts(self, outcome: Outcome) -> None:
         """Take over the figures and the brake after quick starts, and after the caller has added
         the jobs."""
-        if outcome.n_forgotten:
+        if outcome.n_forgotten and not self._meter.is_exact:
             self._meter.forget(outcome.n_forgotten, outcome.newest_pid)
         if outcome.brake_order is not None:
             assert self._brake_order is None, "the brake was free"

@@ -140,7 +140,10 @@ def test_accepted_survivors_have_reasons_and_grow_no_more() -> None:
 
 def test_the_library_of_a_slot_has_the_functions_of_every_source(tmp_path: Path) -> None:
     sources = ("_spawn.c", "_spawn.h")
-    warden_sources = ("_brake.c", "_early_end.c", "_early_end.h", "_quick_starts.c")
+    warden_sources = (
+        *("_brake.c", "_children.c", "_children.h", "_early_end.c", "_early_end.h"),
+        "_quick_starts.c",
+    )
     names = [f"execd/proc/{each}" for each in sources]
     names += [f"execd/warden/{each}" for each in warden_sources]
     for name in ("pyproject.toml", *names):

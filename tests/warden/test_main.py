@@ -947,14 +947,13 @@ main()
 @pytest.mark.parametrize("padding", [0, 100_000])
 def test_a_warden_out_of_descriptors_fails_the_spawn_and_lives(padding: int) -> None:
     root = os.path.dirname(os.path.dirname(os.path.dirname(spawn.__file__)))
-    n_descriptors = "7" if is_gvisor() else "8"
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         pid = spawn.clone(
             # The warden's own descriptors are 0 to 6 (3 socket, oom_score_adj, /proc/loadavg, the
             # signals of children): there is room for a single further descriptor. gVisor has no
-            # oom_score_adj to write.
-            argv=[sys.executable, "-I", "-S", "-c", OUT_OF_DESCRIPTORS, root, n_descriptors],
+            # oom_score_adj to write, and the warden there has the list of children open.
+            argv=[sys.executable, "-I", "-S", "-c", OUT_OF_DESCRIPTORS, root, "8"],
             env={},
             socket=theirs.fileno(),
             clone_flags=0,
