@@ -15,8 +15,8 @@
  * when the thread ends: the number of entries proves nothing, and ids are compared.
  *
  * A new process could only pass for an old thread after all other pids have been given out. So a
- * list of known children is no proof for long (SOON_IN_GVISOR of _quick_starts.c). The list is noted before
- * the oldest program in flight begins, and anew at each proof.
+ * list of known children is no proof for long (SOON_IN_GVISOR of _quick_starts.c). The list is
+ * noted before the oldest program in flight begins, and anew at each proof.
  */
 #define _GNU_SOURCE
 #include <stdlib.h>

@@ -134,7 +134,7 @@ struct quick_starts {
     struct quick_program programs[MAX_IN_FLIGHT];
 };
 
-/* Nanoseconds. In this time nobody makes as many tasks as there are pids, natively and in gVisor. */
+/* Nanoseconds. In this time nobody makes as many tasks as there are pids. */
 static const int64_t SOON = 100000000, SOON_IN_GVISOR = 2000000000;
 
 static char datagrams[MAX_IN_FLIGHT + 1][MAX_DATAGRAM_BYTES];
@@ -164,6 +164,11 @@ static int64_t cpu_time(int64_t pid)
     if (clock_gettime(clock, &found) != 0)
         return 0;
     return nanoseconds(found);
+}
+
+static int in_gvisor(const struct quick_starts *quick)
+{
+    return quick->children >= 0;
 }
 
 /* A buffer of no program in flight. */
@@ -277,6 +282,10 @@ static int arm_brake(struct quick_starts *quick, uint64_t limit)
     int64_t count = execd_brake_count(quick->loadavg);
     if (count < 0)
         return 0;
+    /* What programs in flight have started does not raise the limit. (Natively their pids are
+     * consecutive, or the call ends.) */
+    if (in_gvisor(quick) && quick->armed_limit != 0 && count > quick->armed_from + 1)
+        count = quick->armed_from + 1;
     int64_t room = quick->brake_base + quick->least_limit;
     quick->armed_from = count;
     quick->armed_limit = count + (room > 0 ? room : 0) + quick->brake_spare;
@@ -303,7 +312,7 @@ static int start(struct quick_starts *quick)
     struct quick_program *received = &quick->received;
     if (!parse(quick, &fields, limits, fds, &request))
         return 0;
-    if (quick->children >= 0 && quick->n_programs == 0) {
+    if (in_gvisor(quick) && quick->n_programs == 0) {
         if (!execd_note_children(quick->children, &known_children))
             return 0;
         quick->noted_at = now();
@@ -371,7 +380,7 @@ static int report(const struct quick_starts *quick, const struct quick_program *
 static int has_nothing_new(struct quick_starts *quick)
 {
     int64_t last_pid = quick->programs[quick->n_programs - 1].pid;
-    if (quick->children >= 0) {
+    if (in_gvisor(quick)) {
         int64_t in_flight[MAX_IN_FLIGHT], time = now();
         for (int i = 0; i < quick->n_programs; i++)
             in_flight[i] = quick->programs[i].pid;
@@ -496,7 +505,10 @@ void execd_start_quickly(struct quick_starts *quick)
                                    .tv_nsec = (long)(rest % 1000000000)};
         /* User code can send SIGCHLD without end, and the daemon requests. */
         is_over = rest == 0 && !looks_next;
-        int has_room = quick->n_programs < MAX_IN_FLIGHT;
+        /* In gVisor a message that comes too late for a start ends the call. Natively the call ends
+         * soon enough, and the programs in flight have their time. */
+        int has_room = quick->n_programs < MAX_IN_FLIGHT &&
+                       (in_gvisor(quick) || time < quick->until);
         struct pollfd fds[] = {{.fd = quick->signals, .events = POLLIN},
                                {.fd = has_room ? quick->channel : -1, .events = POLLIN}};
         int n_ready = ppoll(fds, 2, &timeout, NULL);
@@ -509,18 +521,21 @@ void execd_start_quickly(struct quick_starts *quick)
              * children that have ended or stopped meanwhile (signal(7)). */
             (void)!read(quick->signals, &taken, sizeof taken);
             quick->has_more = 1;
-            if (!reap(quick) || has_ended_stranger(quick))
+            if (!reap(quick))
                 return;
-            /* Beside programs in flight the caller has to look in any case: another child may have
-             * ended, or a program may have stopped, with the caller as its tracer. */
+            /* Beside programs in flight another child may have ended, or a program may have
+             * stopped, with the caller as its tracer. Natively the caller looks soon enough, and
+             * the programs are too young to become jobs for that. */
+            if ((quick->n_programs == 0 || in_gvisor(quick)) && has_ended_stranger(quick))
+                return;
             if (quick->n_programs == 0)
                 quick->has_more = 0;
         }
         if (fds[1].revents != 0) {
-            if (now() >= quick->until || !receive(quick) || !start(quick))
+            if ((in_gvisor(quick) && now() >= quick->until) || !receive(quick) || !start(quick))
                 return;
             int64_t pid = quick->programs[quick->n_programs - 1].pid;
-            if (quick->children < 0 && quick->n_programs > 1 && pid != last_pid + 1)
+            if (!in_gvisor(quick) && quick->n_programs > 1 && pid != last_pid + 1)
                 return;
             last_pid = pid;
         }

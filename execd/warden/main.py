@@ -16,8 +16,8 @@ modules name.
 
 Rules.
   * Only ``_reap`` waits for children, and before a program is a leader its early end does
-    (``early_end``). A leader may be signaled by number only until ``_reap`` has reaped the leader,
-    since the kernel then reuses the number.
+    (``early_end``, ``quick_starts``). A leader may be signaled by number only until ``_reap`` has
+    reaped the leader, since the kernel then reuses the number.
   * No step takes long: /proc is read in slices, and the loop polls the socket between two slices.
     So a hundred kills of trees at once cannot make a live warden look dead. All jobs share each
     scan. A fork bomb is the exception: see ``fork_bombs``.
@@ -345,6 +345,7 @@ class Warden:
         outcome = self._quick_starts.serve(
             until, self._supervisor.brake_figures(), self._own_peak.hiding_bytes
         )
+        woken_at = time.monotonic()
         self._has_more_to_reap |= outcome.has_more
         for program in outcome.programs:
             self._take_over(program)
@@ -352,8 +353,8 @@ class Warden:
         # Not earlier: without a job a program's process would pass for an orphan of the bomb.
         self._supervisor.handle_brake_stop()
         if outcome.received is not None:
-            if self._has_more_to_reap:  # first: a program that has ended is not to be killed
-                self._reap(time.monotonic())
+            if self._has_more_to_reap:  # first: a request may ask to end what has ended
+                self._reap(woken_at)
             datagram, descriptors = outcome.received
             self._serve_next(lambda: self._channel.unpack(datagram, descriptors))
             self._has_seen_early_end = False  # of interest only among several requests

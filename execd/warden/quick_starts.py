@@ -14,7 +14,7 @@ The proof that a program has left nothing is the newest pid of the namespace (``
 does not tell the newest pid, and the proof is that the warden has no new child (``_children.c``).
 
 Programs in flight. A further request need not wait for the program before: up to 8 programs run at
-the same time, each for the time of an early end. Then the loop makes jobs of the programs. Until
+the same time, each for a short time. Then the loop makes jobs of the programs. Until
 then no scan knows the program, and the brake is armed.
 """
 
@@ -152,9 +152,9 @@ class QuickStarts:
     ) -> None:
         """``channel``: the socket of the daemon. ``child_signals``, ``within_seconds``: as for
         ``EarlyEnds``. ``loadavg_fd``: see ``TaskMeter``. ``children_fd``: see ``open_children``; in
-        gVisor only, otherwise -1. ``youth_seconds``: how long a program may be in flight after
-        ``until``. ``look_pause_seconds``: a program that has used no CPU time for so long is given
-        back; 0: no program is. The others: as for ``spawn.spawn``, with ``is_prepared``."""
+        gVisor only, otherwise -1. ``youth_seconds``: the age up to which a program may be in flight
+        after ``until``. ``look_pause_seconds``: a program that has used no CPU time for so long is
+        given back; 0: no program is. The others: as for ``spawn.spawn``, with ``is_prepared``."""
         assert 0 < within_seconds < 1
         assert (loadavg_fd < 0) != (children_fd < 0), "each kernel has one proof"
         limits = spawn.limits_for_c(former_limits)

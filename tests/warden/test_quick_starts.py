@@ -258,6 +258,7 @@ for number, youth in enumerate((0.05, 0.6)):
     assert told(lines) == ["([(0, None)], 'NoneType', 0) True", "([(1, None)], 'NoneType', 0) True"]
 
 
+@in_gvisor
 def test_a_message_after_the_time_is_left_in_the_channel() -> None:
     lines = """
 sh(5, "while :; do :; done")
@@ -436,6 +437,24 @@ print(len(outcome.programs), end - start, start - before)
     assert told(lines) == [f"2 {room} 0"]
 
 
+@in_gvisor
+def test_what_a_program_in_flight_starts_does_not_raise_the_limit_of_the_brake() -> None:
+    lines = """
+with tempfile.TemporaryDirectory() as folder:
+    fork = "sleep 60 & " * 3
+    def work():
+        while not os.path.exists(f"{folder}/forked"):
+            time.sleep(0.001)
+        sh(6, "while :; do :; done", processes=4)
+    threading.Thread(target=work, daemon=True).start()
+    n_tasks = spawn.count_tasks()
+    sh(5, f"{fork} : > {folder}/forked; while :; do :; done", processes=4)
+    outcome = serve(made(0.9), brake=BrakeFigures(10, 5))
+print(len(outcome.programs), outcome.brake_order[0] - n_tasks)
+"""
+    assert told(lines) == ["2 1"]
+
+
 def test_the_end_of_a_program_larger_than_the_warden_is_left_to_the_caller() -> None:
     lines = """
 sh(5, "exit 3")
@@ -471,6 +490,7 @@ print(found(outcome), outcome.has_more, os.waitpid(other, 0)[0] == other)
     assert told(lines) == ["([], 'NoneType', 1) True True"]
 
 
+@in_gvisor
 def test_another_child_that_ends_beside_programs_in_flight_is_told_at_once() -> None:
     lines = """
 other = os.fork()
