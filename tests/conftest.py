@@ -95,10 +95,11 @@ def _descendants() -> list[psutil.Process]:
         try:
             for thread in os.listdir(folder):
                 with open(f"{folder}/{thread}/children") as listed:
-                    pids = [int(pid) for pid in listed.read().split()]
-                found += [psutil.Process(pid) for pid in pids]
-                todo += pids
-        except (OSError, psutil.NoSuchProcess):
+                    todo += (pids := [int(pid) for pid in listed.read().split()])
+                for pid in pids:
+                    with contextlib.suppress(psutil.NoSuchProcess):  # its neighbours are there
+                        found.append(psutil.Process(pid))
+        except OSError:
             continue  # ended meanwhile
     return found
 
@@ -199,7 +200,8 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     for name, definitions in request.node._fixtureinfo.name2fixturedefs.items():
         if definitions[-1].scope != "function":
             request.getfixturevalue(name)
-    before = _descriptors(), children()
+    # The list of children may omit some while others end (proc_tid_children(5)): two looks.
+    before = _descriptors(), children() | children()
     with subreaper.restored():
         yield
     deadline = time.monotonic() + LEAK_DEADLINE_SECONDS
