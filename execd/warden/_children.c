@@ -26,8 +26,9 @@
 
 enum { ID_BYTES = 11 }; /* ten digits and a space */
 
-/* Returns 0 if the children are unknown, or too many. */
-static int read_children(int fd, struct children *found)
+/* Note the children while no program is in flight. `fd`: an open children file of the main thread.
+ * Returns 0 if the children are unknown, or too many; then `found` has no meaning. */
+int execd_note_children(int fd, struct children *found)
 {
     static char text[MAX_CHILDREN * ID_BYTES + 1];
     ssize_t n = pread(fd, text, sizeof text - 1, 0);
@@ -47,20 +48,13 @@ static int read_children(int fd, struct children *found)
     }
 }
 
-/* Note the children while no program is in flight. `fd`: an open children file of the main thread.
- * Returns 0 if the children are unknown. */
-int execd_note_children(int fd, struct children *known)
-{
-    return read_children(fd, known);
-}
-
 /* Whether the warden has no child but known children and the `n` programs in flight, which are
  * children all. The known children are then noted anew. */
 int execd_has_no_new_child(int fd, struct children *known, const int64_t *in_flight, int n)
 {
     struct children found;
     int n_in_flight = 0, n_known = 0;
-    if (!read_children(fd, &found))
+    if (!execd_note_children(fd, &found))
         return 0;
     for (int i = 0, hint = 0; i < found.count; i++) {
         int32_t id = found.ids[i];

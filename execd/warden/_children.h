@@ -14,7 +14,7 @@ struct children {
     int32_t ids[MAX_CHILDREN];
 };
 
-int execd_note_children(int fd, struct children *known);
+int execd_note_children(int fd, struct children *found);
 int execd_has_no_new_child(int fd, struct children *known, const int64_t *in_flight, int n);
 
 #endif
