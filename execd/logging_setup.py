@@ -99,15 +99,11 @@ class _QueueHandler(logging.Handler):
         self._records = records
 
     def handle(self, record: logging.LogRecord) -> bool:
-        """As ``Handler.handle``, without its lock: the queue has a lock of its own."""
-        is_passed = bool(self.filter(record))
-        if is_passed:
-            self.emit(record)
-        return is_passed
-
-    def emit(self, record: logging.LogRecord) -> None:
+        """Take a record, without the lock of ``Handler.handle``: the queue has a lock of its own.
+        The handler has no filters."""
         if self._records.qsize() < MAX_QUEUED_RECORDS:
             self._records.put(record)
+        return True
 
 
 class _BatchHandler(logging.StreamHandler[TextIO]):

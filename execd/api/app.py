@@ -45,7 +45,7 @@ from execd.api.wire.keys import (
     TABLE,
     RequestFacts,
 )
-from execd.api.wire.replies import SERVER
+from execd.api.wire.replies import SERVER, SentReply
 from execd.api.wire.request_id import request_id
 from execd.api.wire.route import Access
 from execd.api.wire.targets import raw_path_of
@@ -256,6 +256,8 @@ async def _send(
     request: web.Request, connection: HttpConnection, response: web.StreamResponse
 ) -> None:
     """Write ``response``, unless the handler has written the response already."""
+    if isinstance(response, SentReply):
+        return
     if response.status == REQUEST_TIMEOUT or not connection.has_place:
         response.force_close()
     elif request[FACTS].started is None and not request.content.is_eof():

@@ -241,6 +241,7 @@ def _make_context(
     )
     return EngineContext(
         config=config,
+        loop=warden.loop,
         warden=warden,
         identity=identity,
         python=python,

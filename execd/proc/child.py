@@ -76,7 +76,9 @@ class Child:
         """Seconds of the monotonic clock."""
         self.is_direct = False
         """See ``messages.Spawned``."""
-        self.started: asyncio.Future[Spawned | SpawnFailed | Lost] = connection.loop.create_future()
+        self.started: asyncio.Future[Spawned | SpawnFailed | Exited | Lost] = (
+            connection.loop.create_future()
+        )
         self.exited: asyncio.Future[Exited | Lost] = connection.loop.create_future()
         """Done when the leader has been reaped."""
         self.killed: asyncio.Future[Killed | Lost] = connection.loop.create_future()
@@ -149,10 +151,7 @@ class Child:
             case Spawned() | SpawnFailed():
                 resolve(self.started, message)
             case Exited():
-                resolve(
-                    self.started,
-                    Spawned(message.tag, message.pid, message.spawned_at, message.is_direct),
-                )
+                resolve(self.started, message)
                 resolve(self.exited, message)
             case Measured():
                 if self._measuring:

@@ -229,8 +229,8 @@ class WardenClient:
             child.kill(0.0)
             self._children.pop(tag, None)
             raise
-        if isinstance(answer, Spawned):
-            child.pid, child.spawned_at = answer.pid, answer.at
+        if isinstance(answer, (Spawned, Exited)):
+            child.pid, child.spawned_at = answer.pid, answer.spawned_at
             child.is_direct = answer.is_direct
             return child
         self._children.pop(tag, None)

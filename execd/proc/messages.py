@@ -170,7 +170,7 @@ class Spawned(NamedTuple):
 
     tag: int
     pid: int
-    at: float
+    spawned_at: float
     """The time of the spawn on the monotonic clock, shared with the daemon. Deadlines of the daemon
     count from this time."""
     is_direct: bool = False

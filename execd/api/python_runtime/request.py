@@ -83,7 +83,7 @@ def fault(
 
 
 def _is_json(content_type: str | None) -> bool:
-    if content_type is None:
+    if content_type is None or content_type == "application/json":
         return True
     kind = content_type.partition(";")[0].strip().lower()
     return kind == "application/json" or (

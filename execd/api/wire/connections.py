@@ -163,8 +163,10 @@ class Connections(Generic[C]):
     def end_request(self, connection: C, now: float) -> None:
         """Enter KEPT_ALIVE: the reply was written. Also called at the end of the request's body,
         whose rest, read after the reply, was taken for headers."""
-        if self._phases.get(connection) in (ConnectionPhase.BUSY, ConnectionPhase.RECEIVING):
+        phase = self._phases.get(connection)
+        if phase is ConnectionPhase.RECEIVING:
             self._leave(connection)
+        if phase in (ConnectionPhase.BUSY, ConnectionPhase.RECEIVING):
             self._enter(connection, ConnectionPhase.KEPT_ALIVE, now)
 
     def close(self, connection: C) -> None:

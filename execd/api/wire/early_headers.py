@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from aiohttp.http import HttpVersion11
+
+from execd.api.wire.replies import json_reply, send_json
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -35,10 +38,9 @@ class EarlyHeaders:
         """Begin the first interval; 0: no early headers. ``headers`` are sent with early
         headers."""
         self._request, self._headers = request, headers or {}
-        self._loop = asyncio.get_running_loop()
         # A client of HTTP/1.0 knows no chunks (RFC 9112, section 7.1), and so no early headers.
         self._interval_seconds = interval_seconds if request.version >= HttpVersion11 else 0.0
-        self._due = self._loop.time() + self._interval_seconds
+        self._due = time.monotonic() + self._interval_seconds
         self.response: web.StreamResponse | None = None
 
     async def wait(
@@ -52,12 +54,12 @@ class EarlyHeaders:
         if at_most_seconds is None and not self._interval_seconds:
             await end()
             return True
-        until = math.inf if at_most_seconds is None else self._loop.time() + at_most_seconds
+        until = math.inf if at_most_seconds is None else time.monotonic() + at_most_seconds
         while True:
             beat = self._due if self._interval_seconds else math.inf
             limit = min(beat, until)
             try:
-                async with asyncio.timeout_at(None if limit == math.inf else limit):
+                async with asyncio.timeout(None if limit == math.inf else limit - time.monotonic()):
                     await end()
                 return True
             except TimeoutError:
@@ -75,7 +77,13 @@ class EarlyHeaders:
             self.response.enable_chunked_encoding()
             await self.response.prepare(self._request)
         await self.response.write(b" ")
-        self._due = self._loop.time() + self._interval_seconds
+        self._due = time.monotonic() + self._interval_seconds
+
+    async def finish_json(self, body: Any) -> web.StreamResponse:
+        """As ``finish``, with a reply of 200 and JSON."""
+        if self.response is None:
+            return await send_json(self._request, body)
+        return await self.finish(json_reply(body))
 
     async def finish(self, whole: web.Response) -> web.StreamResponse:
         """Send ``whole``, or only its body if the headers are sent. Return the response sent."""

@@ -39,12 +39,67 @@ def json_reply(
     return web.Response(body=data, status=http_status, headers=all_headers)
 
 
-class UsualReply(web.Response):
-    """A reply of 200 with JSON, and without headers of its own.
+class SentReply(web.StreamResponse):
+    """Stands for a reply that the handler has sent as a whole. aiohttp sends the response of a
+    handler once more, and asks whether the connection stays open."""
+
+    status = 200
+    keep_alive = True
+
+    def __init__(self) -> None:
+        """Not as aiohttp's: there are no headers to be added any more."""
+        self.is_whole = False
+
+    def force_close(self) -> None:
+        self.keep_alive = False
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        if not self.is_whole:
+            raise ConnectionResetError("the peer has left before the reply")
+        return None
+
+    async def write_eof(self, data: bytes = b"") -> None: ...
+
+
+async def send_json(request: web.Request, body: Any) -> web.StreamResponse:
+    """Send a reply of 200 with JSON at once."""
+    data = msgspec.json.encode(body)
+    if len(data) > MAX_JOINED_BYTES or not _has_usual_head(request):
+        response = json_reply(body)
+        await response.prepare(request)
+        await response.write_eof()
+        return response
+    sent = request[FACTS].started = SentReply()
+    await request.writer.write_eof(_usual_head(request, data) + data)
+    sent.is_whole = True
+    return sent
+
+
+def _has_usual_head(request: web.BaseRequest) -> bool:
+    """Whether no rule of HTTP changes the head of a reply of 200."""
+    return (
+        request.version == HttpVersion11
+        and request.keep_alive
+        and request.method not in ("HEAD", "CONNECT")
+    )
+
+
+def _usual_head(request: web.BaseRequest, body: bytes) -> bytes:
+    """Return the head of a reply of 200 with JSON, and without headers of its own.
 
     The heads of such replies differ in three values, so the head is written down here: a twentieth
-    of the CPU of a command less than by aiohttp. aiohttp makes the head all the same where a rule
-    of HTTP, or a header that somebody has added, changes the head.
+    of the CPU of a command less than by aiohttp.
+    """
+    return (
+        f"HTTP/1.1 200 OK\r\nContent-Type: {JSON}\r\nContent-Length: {len(body)}\r\n"
+        f"Date: {_date(int(time.time()))}\r\nServer: {SERVER}\r\n"
+        f"X-Request-ID: {request[FACTS].id}\r\n\r\n"
+    ).encode("ascii")
+
+
+class UsualReply(web.Response):
+    """A reply with a usual head. aiohttp makes the head all the same where a rule of HTTP, or a
+    header that somebody has added, changes the head.
     """
 
     _is_sent = False
@@ -63,14 +118,8 @@ class UsualReply(web.Response):
             return await super().prepare(request)
         body = self.body
         assert isinstance(body, bytes), "json_reply gives bytes"
-        facts = request[FACTS]
-        facts.started = self
-        head = (
-            f"HTTP/1.1 200 OK\r\nContent-Type: {JSON}\r\nContent-Length: {len(body)}\r\n"
-            f"Date: {_date(int(time.time()))}\r\nServer: {SERVER}\r\n"
-            f"X-Request-ID: {facts.id}\r\n\r\n"
-        )
-        await request.writer.write_eof(head.encode("ascii") + body)
+        request[FACTS].started = self
+        await request.writer.write_eof(_usual_head(request, body) + body)
         self._is_sent = True  # a write that failed fails again, and aiohttp learns of the failure
         return None
 
@@ -80,10 +129,8 @@ class UsualReply(web.Response):
 
     def _has_usual_head(self, request: web.BaseRequest) -> bool:
         return (
-            request.version == HttpVersion11
-            and request.keep_alive
+            _has_usual_head(request)
             and self.keep_alive is None
-            and request.method not in ("HEAD", "CONNECT")
             and self.status == 200
             and not (self.headers or self.chunked or self.compression)
         )

@@ -16,5 +16,7 @@ def trace_environment(traceparent: str | None) -> dict[str, str]:
 
 def trace_id(traceparent: str | None) -> str | None:
     """Return the trace id of a valid ``traceparent`` header, or None."""
+    if traceparent is None:
+        return None
     trace = trace_environment(traceparent)
     return trace["TRACEPARENT"].split("-")[1] if trace else None

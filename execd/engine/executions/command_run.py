@@ -77,7 +77,7 @@ class CommandRunner:
         if after is None or after.done():
             self.turn = self._arrive()
         else:
-            self.turn = asyncio.get_running_loop().create_future()
+            self.turn = context.loop.create_future()
             after.add_done_callback(self._arrive_late)
 
     def _arrive(self) -> asyncio.Future[None]:
@@ -150,7 +150,7 @@ class CommandRunner:
                 await self._wait_for_warden(execution)
             env, marker = await self._context.build_environment(execution.id, command.env)
             try:
-                io = ProgramIO(command, execution.append)
+                io = ProgramIO(command, execution.append, self._context.loop)
             except OSError as error:
                 raise ResourceExhausted(
                     f"no descriptors for another execution: {error.strerror}; repeat the "

@@ -15,6 +15,7 @@ from execd.engine.output.log import OutputLog
 from execd.errors import ExecdError
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Awaitable, Callable, Mapping
 
     from execd.config import Config
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 class EngineContext(NamedTuple):
     config: Config
+    loop: asyncio.AbstractEventLoop
+    """The engine's loop. ``asyncio.get_running_loop`` asks the kernel for the pid each time."""
     warden: WardenClient
     identity: Identity
     """The user of user code."""

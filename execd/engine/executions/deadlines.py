@@ -8,7 +8,6 @@ a turn and a timer can fire early.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from execd.model import ExitReason
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
 
 T = TypeVar("T")
@@ -167,7 +167,7 @@ async def first_of(*futures: asyncio.Future[Any]) -> None:
     for future in futures:
         if future.done():
             return
-    woken = asyncio.get_running_loop().create_future()
+    woken = futures[0].get_loop().create_future()
 
     def wake(_: object) -> None:
         if not woken.done():

@@ -159,15 +159,14 @@ class Execution:
         "__weakref__",
         "_arrived",
         "_context",
-        "_ended",
         "_has_begun",
         "_journaling",
         "_keeper",
-        "_left_queue",
         "_loop",
         "_pending_end",
         "_remains",
         "_task",
+        "_waiting",
         "cause",
         "cause_at",
         "cell",
@@ -234,7 +233,7 @@ class Execution:
         self.ended_at: float | None = None
         self.ended_monotonic = 0.0
         self.readers = Readers(self._abandon)
-        self._loop = asyncio.get_running_loop()
+        self._loop = context.loop
         self.output = context.make_log(self.id, command.limits)
         self.deadlines = Deadlines(
             self._end_overrun, self._sample, context.look_for_restore, self._loop
@@ -247,8 +246,8 @@ class Execution:
         self._arrived = time.monotonic()
         self._pending_end: tuple[float, ExitReason] | None = None
         """Grace and cause of an end requested before the program ran."""
-        self._left_queue = asyncio.Event()
-        self._ended = asyncio.Event()
+        self._waiting: list[asyncio.Future[None]] = []
+        """Callers that wait for the start or the end."""
         self._journaling: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._has_begun = False
@@ -380,13 +379,13 @@ class Execution:
     async def wait_started(self) -> None:
         """Wait until the program runs or the execution has ended. Raises ResourceExhausted if the
         wait was too long, Unavailable when draining."""
-        await self._left_queue.wait()
+        while self.state is State.QUEUED:
+            await self._step()
         self.refuse_failed()
 
     async def wait(self) -> Result:
         """Wait until the execution has ended. Raises the errors of ``wait_started``."""
-        if self.phase is not ExecutionPhase.EXITED:
-            await self._ended.wait()
+        await self.ended()
         self.refuse_failed()
         assert self.result is not None
         return self.result
@@ -461,7 +460,22 @@ class Execution:
 
     async def ended(self) -> None:
         """Wait until the execution has ended, in whatever way."""
-        await self._ended.wait()
+        while self.phase is not ExecutionPhase.EXITED:
+            await self._step()
+
+    async def _step(self) -> None:
+        """Wait for the start or the end, whichever comes next."""
+        step = self._loop.create_future()
+        self._waiting.append(step)
+        try:
+            await step
+        finally:
+            self._waiting.remove(step)
+
+    def _note_step(self) -> None:
+        for step in self._waiting:
+            if not step.done():
+                step.set_result(None)
 
     async def end_rest(self, grace_seconds: float) -> None:
         """End the program's descendants after its own end. Return when all are gone, or have
@@ -594,7 +608,7 @@ class Execution:
         self.started_at = time.time() - elapsed_seconds
         self.output.note_start()
         self._context.on_run()
-        self._left_queue.set()
+        self._note_step()
         self.deadlines.start(
             self.seconds_left(self.command.timeout_seconds - elapsed_seconds),
             self.command.no_output_timeout_seconds,
@@ -696,8 +710,7 @@ class Execution:
                 await self._conclude()
             finally:
                 self.phase = advance(self.phase, ExecutionEvent.EXIT)
-                self._left_queue.set()
-                self._ended.set()
+                self._note_step()
                 runner.leave()
                 self._keeper.ended(self)
                 self.count_end()
@@ -709,7 +722,6 @@ class Execution:
         """Keep nothing that only a run needs: thousands of executions are remembered."""
         self._task = None
         self._remains, self.runner = runner.remains(), None
-        self._left_queue = self._ended = _PASSED
 
     def _in_words(self, result: Result) -> Result:
         """Add what happened in words, unless the program ended by itself."""
@@ -775,7 +787,6 @@ class Execution:
         self.ended_monotonic = self._loop.time() - seconds_ago
         self.readers.close()
         self.deadlines.close()
-        self._left_queue = self._ended = _PASSED
 
     def _sample(self) -> bool:
         return self.runner is not None and self.runner.sample()
@@ -785,11 +796,6 @@ class Execution:
         all."""
         if not self._sample():
             self.end(cause, self._context.config.timeout_grace_seconds, at=at)
-
-
-_PASSED = asyncio.Event()
-"""Shared by all executions that have ended: an event takes 1 KiB, mostly for those who wait."""
-_PASSED.set()
 
 
 def new_id() -> str:

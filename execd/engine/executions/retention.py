@@ -130,7 +130,8 @@ class Retention:
         """Take note of an end: from now on the execution may be forgotten, or older executions for
         its sake. A round is planned already, as for each live execution, and that round plans the
         next."""
-        self._retire(self._registry.finished(execution, asyncio.get_running_loop().time()))
+        if gone := self._registry.finished(execution, execution.ended_monotonic):
+            self._retire(gone)
 
     def vacate(self, execution_id: str) -> None:
         """Remove the files of a forgotten execution, because a new execution takes its name."""

@@ -30,13 +30,16 @@ class ProgramIO:
     descriptors."""
 
     def __init__(
-        self, command: Command, append: Callable[[Stream, bytes], Awaitable[None] | None]
+        self,
+        command: Command,
+        append: Callable[[Stream, bytes], Awaitable[None] | None],
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.stdio: list[int] = []
         """The program's 0, 1, 2 …, as in ``messages.Spawn``."""
         self.descriptors: list[int] = []
         """The program's ends."""
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop
         self._command = command
         self._append = append
         self._pumps: list[Pump] = []
@@ -57,7 +60,8 @@ class ProgramIO:
 
     def _open_terminal(self, cols: int, rows: int) -> None:
         terminal = pty.open_terminal(cols, rows)
-        self._pumps.append(Pump(terminal.master, functools.partial(self._append, "stdout")))
+        append = functools.partial(self._append, "stdout")
+        self._pumps.append(Pump(terminal.master, append, self._loop))
         self.stdio = [0, 0, 0]
         self.descriptors.append(terminal.slave)
         self._terminal_fd = os.dup(terminal.master)

@@ -65,10 +65,13 @@ class StreamLog:
         "last_bytes",
         "memory",
         "spool",
+        "total_bytes",
     )
 
     def __init__(self, memory_bytes: int, make_spool: Callable[[], Spool]) -> None:
         self.memory = HeadTail(memory_bytes // 2, memory_bytes - memory_bytes // 2)
+        self.total_bytes = 0
+        """As ``memory.total_bytes``. Each command asks for the figure ten times."""
         self.spool: Spool | None = None
         self.last_bytes = b""
         """The newest bytes, MAX_CHARACTER_BYTES at most."""
@@ -88,17 +91,14 @@ class StreamLog:
         assert self.spool is None, "restore a fresh log only"
         self.spool = self._make_spool()
         self.spool.adopt()
+        self.total_bytes = self.spool.size_bytes if total_bytes is None else total_bytes
         self.memory = HeadTail(0, 0)
-        self.memory.total_bytes = self.spool.size_bytes if total_bytes is None else total_bytes
-
-    @property
-    def total_bytes(self) -> int:
-        return self.memory.total_bytes
+        self.memory.total_bytes = self.total_bytes
 
     def append(self, data: bytes) -> Awaitable[None] | None:
         """Append bytes. The caller awaits a returned awaitable before the next call."""
         assert not self._writing, "one write at a time"
-        before = self.memory.total_bytes
+        before = self.total_bytes
         self.last_bytes = (self.last_bytes + data[-MAX_CHARACTER_BYTES:])[-MAX_CHARACTER_BYTES:]
         earlier = b""
         if (
@@ -108,6 +108,7 @@ class StreamLog:
             earlier = self.memory.read(0, before) or b""
             self.spool = self._make_spool()
         self.memory.append(data)
+        self.total_bytes = self.memory.total_bytes
         if self.spool is None or not self.spool.accepts:
             return None
         self._writing_at = self.spool.size_bytes
@@ -178,9 +179,8 @@ class StreamLog:
         removed to make room on disk.
         """
         if self.spool is not None and self.spool.size_bytes == self.total_bytes > SHORT_BYTES:
-            total_bytes = self.total_bytes
             self.memory = HeadTail(0, 0)
-            self.memory.total_bytes = total_bytes
+            self.memory.total_bytes = self.total_bytes
 
     async def save(self) -> None:
         """Return when a spool has the stream, as far as the disk and the bounds allow."""

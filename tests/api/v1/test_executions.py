@@ -973,10 +973,11 @@ async def test_kill_with_a_long_grace_has_early_headers(serve: Serve) -> None:
 async def test_timer_that_fires_a_moment_early_sends_no_early_headers(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fire_early(when: float | None) -> asyncio.Timeout:
-        return asyncio.Timeout(None if when is None else when - 0.05)
+    def fire_early(delay: float | None) -> asyncio.Timeout:
+        now = asyncio.get_running_loop().time()
+        return asyncio.Timeout(None if delay is None else now + delay - 0.05)
 
-    monkeypatch.setattr(early_headers.asyncio, "timeout_at", fire_early)
+    monkeypatch.setattr(early_headers.asyncio, "timeout", fire_early)
     answer = await post(wire, command=SLEEP, soft_timeout_seconds=0.1)
     assert answer.http_status == 202
     assert answer.json()["state"] in ("QUEUED", "RUNNING")

@@ -14,7 +14,15 @@ from aiohttp.http import HttpVersion10
 from aiohttp.test_utils import make_mocked_request
 
 from execd.api.wire.keys import FACTS, RequestFacts
-from execd.api.wire.replies import MAX_JOINED_BYTES, SERVER, UsualReply, _date, json_reply
+from execd.api.wire.replies import (
+    MAX_JOINED_BYTES,
+    SERVER,
+    SentReply,
+    UsualReply,
+    _date,
+    json_reply,
+    send_json,
+)
 from tests.api.conftest import DEADLINE_SECONDS, request_bytes
 
 if TYPE_CHECKING:
@@ -178,3 +186,76 @@ class FailingWriter(AbstractStreamWriter):
 def test_the_date_is_that_of_the_second() -> None:
     assert _date(0) == "Thu, 01 Jan 1970 00:00:00 GMT"
     assert _date(784111777) == "Sun, 06 Nov 1994 08:49:37 GMT"  # the example of RFC 9110
+
+
+# Replies that a handler sends as a whole.
+
+
+async def run(wire: Wire, **headers: str) -> Answer:
+    return await wire.execute("true", headers=SAME | headers)
+
+
+async def test_a_reply_that_was_sent_at_once_has_the_fields_of_any_other(wire: Wire) -> None:
+    sent, last = await run(wire), await run(wire, Connection="close")
+    assert [name for name, _ in fields(sent)] == [
+        *["Content-Type", "Content-Length", "Server", "X-Request-ID"]
+    ]
+    assert ("Connection", "close") in fields(last)
+    assert (sent.http_status, sent.json().keys()) == (last.http_status, last.json().keys())
+
+
+async def test_replies_that_were_sent_at_once_follow_each_other_on_one_connection(
+    wire: Wire,
+) -> None:
+    connection = await wire.connect()
+    request = request_bytes(
+        "POST", "/execute", headers={"Content-Type": "application/json"}, body=b'{"command":"true"}'
+    )
+    await connection.send(3 * request)
+    for _ in range(3):
+        assert (await connection.receive()).json()["exit_code"] == 0
+
+
+async def test_a_reply_that_was_sent_at_once_is_not_sent_again() -> None:
+    writer = FailingWriter(is_open=True)
+    request = make_mocked_request("POST", "/", writer=writer)
+    request[FACTS] = RequestFacts()
+    reply = await send_json(request, {})
+    assert isinstance(reply, SentReply)
+    assert request[FACTS].started is reply
+    await reply.prepare(request)
+    await reply.write_eof()
+    assert (writer.n_writes, reply.status, reply.keep_alive) == (1, 200, True)
+    reply.force_close()
+    assert not reply.keep_alive
+
+
+async def test_a_reply_whose_write_at_once_fails_fails_again() -> None:
+    request = make_mocked_request("POST", "/", writer=FailingWriter())
+    request[FACTS] = RequestFacts()
+    with pytest.raises(ConnectionResetError):
+        await send_json(request, {})
+    started = request[FACTS].started
+    assert started is not None
+    with pytest.raises(ConnectionResetError):
+        await started.prepare(request)
+
+
+@pytest.mark.parametrize(
+    ("body", "options"),
+    [
+        ("x" * MAX_JOINED_BYTES, {}),
+        ("", {"closing": True}),
+        ("", {"version": HttpVersion10}),
+    ],
+)
+async def test_aiohttp_sends_at_once_what_is_long_or_has_another_head(
+    body: str, options: dict[str, Any]
+) -> None:
+    request = make_mocked_request(
+        "POST", "/", writer=FailingWriter(is_open=True), app=web.Application(), **options
+    )
+    request[FACTS] = RequestFacts()
+    reply = await send_json(request, body)
+    assert not isinstance(reply, SentReply)
+    assert reply.prepared

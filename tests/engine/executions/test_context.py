@@ -31,6 +31,7 @@ def test_a_log_has_the_size_asked_for_or_else_that_of_the_settings(
     store, unused = FakeStore(), cast("Any", None)
     context = EngineContext(
         config=make_config(tmp_path, log_bytes=1000),
+        loop=unused,
         warden=unused,
         identity=unused,
         python="",
