@@ -48,6 +48,16 @@ int execd_note_children(int fd, struct children *found)
     }
 }
 
+/* Count a program that is no longer in flight among the known children. Returns 0 if the list is
+ * full. */
+int execd_add_child(struct children *known, int64_t pid)
+{
+    if (known->count == MAX_CHILDREN)
+        return 0;
+    known->ids[known->count++] = (int32_t)pid;
+    return 1;
+}
+
 /* Whether the warden has no child but known children and the `n` programs in flight, which are
  * children all. The known children are then noted anew. */
 int execd_has_no_new_child(int fd, struct children *known, const int64_t *in_flight, int n)

@@ -15,6 +15,7 @@ struct children {
 };
 
 int execd_note_children(int fd, struct children *found);
+int execd_add_child(struct children *known, int64_t pid);
 int execd_has_no_new_child(int fd, struct children *known, const int64_t *in_flight, int n);
 
 #endif

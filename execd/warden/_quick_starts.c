@@ -105,6 +105,15 @@ struct quick_program {
     int32_t n_fds;
     int32_t fds[MAX_FDS]; /* that came with the message */
     int64_t look_at, cpu_time; /* the next look; at the last look */
+    int32_t is_given_back;     /* to the caller, who lets the others go on */
+};
+
+/* Why a call has ended: quick_starts.py. */
+enum end_of_call {
+    TIME_IS_OVER = 1,
+    STRANGER_HAS_ENDED = 2,
+    PROGRAMS_WAIT = 3,
+    CALLER_TAKES_ALL = 4,
 };
 
 struct quick_starts {
@@ -115,17 +124,21 @@ struct quick_starts {
     int32_t oom_score_fd, oom_score, nice, n_limits;
     const struct limit *limits; /* before the limits of the message */
     int64_t patience;           /* how long a program may be in flight */
-    int64_t youth;              /* how long a program may be in flight beside other work */
     int64_t look_pause;         /* between two looks at a program; 0: no look */
     struct spawn_watch *watch;
     /* For a call. */
     int64_t until;
+    int32_t goes_on;   /* the programs of the last call that are not given back are in flight */
+    int32_t may_start; /* else the call only waits for the programs in flight */
     int64_t brake_base, brake_spare; /* see arm_brake */
     int64_t known_peak_kib;          /* a larger program did not inherit the figure */
     int64_t least_limit; /* of processes, of the programs in flight; 0: none has a limit */
     int32_t may_arm;
     int64_t noted_at; /* the known children of _children.c */
     /* Results. */
+    int32_t end_of_call;
+    int32_t stranger;
+    int32_t n_received;
     int32_t n_programs;
     int32_t has_more; /* as in early_end */
     int64_t n_forgotten, counted_pid;
@@ -199,6 +212,7 @@ static int receive(struct quick_starts *quick)
     ssize_t n = recvmsg(quick->channel, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (n <= 0)
         return 0;
+    quick->n_received++;
     memset(received, 0, sizeof *received);
     received->datagram = datagram;
     received->datagram_bytes = n;
@@ -333,10 +347,8 @@ static int start(struct quick_starts *quick)
     received->spawned_at = now();
     received->pid = pid;
     received->look_at = INT64_MAX;
-    if (quick->look_pause != 0) {
+    if (quick->look_pause != 0)
         received->look_at = received->spawned_at + quick->look_pause;
-        received->cpu_time = cpu_time(pid);
-    }
     received->is_direct = result.was_direct;
     quick->programs[quick->n_programs++] = *received;
     received->datagram_bytes = 0;
@@ -440,106 +452,142 @@ static int reap(struct quick_starts *quick)
     return is_done;
 }
 
-/* Whether a child has ended that is no program in flight. (The SIGCHLD of a program in flight that
- * has ended since is still to come.) */
-static int has_ended_stranger(const struct quick_starts *quick)
+static int is_in_flight(const struct quick_starts *quick, pid_t pid)
 {
-    pid_t pid = execd_ended_child();
-    int is_in_flight = 0;
     for (int i = 0; i < quick->n_programs; i++)
-        is_in_flight |= quick->programs[i].pid == pid;
-    return pid != 0 && !is_in_flight;
+        if (quick->programs[i].pid == pid)
+            return 1;
+    return 0;
 }
 
-/* When the oldest program has been in flight for too long: work that is due at `until` waits for
- * young programs only. */
-static int64_t give_back_at(const struct quick_starts *quick)
-{
-    int64_t begun_at = quick->programs[0].spawned_at, young_until = begun_at + quick->youth;
-    int64_t soonest = quick->until > young_until ? quick->until : young_until;
-    return begun_at + quick->patience < soonest ? begun_at + quick->patience : soonest;
-}
-
-/* Look at the programs for which a look is due. Returns when the next look is due; 0: a program has
- * not computed since the last look. */
-static int64_t look(struct quick_starts *quick, int64_t time)
+/* Give back the programs that wait, and those that have been in flight for too long. Returns when
+ * the next of them may be due; 0: some are given back. A program waits if it has not computed
+ * between two looks. */
+static int64_t give_back(struct quick_starts *quick, int64_t time)
 {
     int64_t next = INT64_MAX;
+    int are_given_back = 0;
     for (int i = 0; i < quick->n_programs; i++) {
         struct quick_program *program = &quick->programs[i];
+        int64_t end = program->spawned_at + quick->patience;
         if (program->look_at <= time) {
             int64_t before = program->cpu_time;
             program->cpu_time = cpu_time(program->pid);
-            if (program->cpu_time <= before)
-                return 0;
+            program->is_given_back = program->cpu_time <= before;
             program->look_at = time + quick->look_pause;
         }
-        if (program->look_at < next)
-            next = program->look_at;
+        program->is_given_back |= end <= time;
+        are_given_back |= program->is_given_back;
+        if (program->look_at < end)
+            end = program->look_at;
+        if (end < next)
+            next = end;
     }
-    return next;
+    return are_given_back ? 0 : next;
+}
+
+/* Forget the programs that the caller has taken from the last call. They are known children now. */
+static void forget_given_back(struct quick_starts *quick)
+{
+    int n_left = 0;
+    for (int i = 0; i < quick->n_programs; i++) {
+        struct quick_program *program = &quick->programs[i];
+        if (!program->is_given_back)
+            quick->programs[n_left++] = *program;
+        else if (!execd_add_child(&known_children, program->pid))
+            quick->noted_at = -SOON_IN_GVISOR; /* there is no proof with half a list */
+    }
+    quick->n_programs = n_left;
+}
+
+/* Read the signal, if one has come, and reap. First the signal is taken, and then the questions are
+ * asked: one signal is for all children that have ended or stopped meanwhile (signal(7)). Returns
+ * why the call ends; 0: the call goes on. */
+static int take_ends(struct quick_starts *quick, int is_signalled)
+{
+    struct signalfd_siginfo taken;
+    if (is_signalled)
+        (void)!read(quick->signals, &taken, sizeof taken);
+    quick->has_more = 1;
+    if (!reap(quick))
+        return CALLER_TAKES_ALL;
+    /* Beside programs in flight another child may have ended, or a program may have stopped, with
+     * the caller as its tracer. Natively the caller looks soon enough, and the programs are too
+     * young to become jobs for that. */
+    if (quick->n_programs == 0 || in_gvisor(quick)) {
+        pid_t pid = execd_ended_child();
+        quick->has_more = pid != 0;
+        if (pid != 0 && !is_in_flight(quick, pid)) {
+            quick->stranger = pid;
+            return STRANGER_HAS_ENDED;
+        }
+    }
+    return 0;
+}
+
+/* See execd_start_quickly. Returns why the call ends. */
+static int serve(struct quick_starts *quick)
+{
+    int64_t last_pid = 0;
+    int is_over = 0, may_have_ended = quick->goes_on && quick->has_more;
+    while (!is_over && !execd_brake_may_have_fired()) {
+        int64_t time = now();
+        /* A program that has ended waits too, and then there is a signal to read. */
+        int64_t give_back_at = give_back(quick, time), end = give_back_at;
+        if (quick->until < end && (in_gvisor(quick) || quick->n_programs == 0))
+            end = quick->until;
+        /* User code can send SIGCHLD without end, and the daemon requests. */
+        is_over = end <= time || (!quick->may_start && quick->n_programs == 0);
+        int64_t rest = is_over || may_have_ended ? 0 : end - time;
+        struct timespec timeout = {.tv_sec = (time_t)(rest / 1000000000),
+                                   .tv_nsec = (long)(rest % 1000000000)};
+        int has_room = quick->may_start && quick->n_programs < MAX_IN_FLIGHT &&
+                       time < quick->until;
+        struct pollfd fds[] = {{.fd = quick->signals, .events = POLLIN},
+                               {.fd = has_room ? quick->channel : -1, .events = POLLIN}};
+        int n_ready = ppoll(fds, 2, &timeout, NULL);
+        if (n_ready < 0)
+            return CALLER_TAKES_ALL;
+        if (fds[0].revents != 0 || may_have_ended) {
+            if (quick->n_programs == 0)
+                return CALLER_TAKES_ALL;
+            int why = take_ends(quick, fds[0].revents != 0);
+            if (why != 0)
+                return in_gvisor(quick) ? why : CALLER_TAKES_ALL;
+            may_have_ended = 0;
+        }
+        if (fds[1].revents != 0) {
+            if (!receive(quick) || !start(quick))
+                return CALLER_TAKES_ALL;
+            int64_t pid = quick->programs[quick->n_programs - 1].pid;
+            if (!in_gvisor(quick) && quick->n_programs > 1 && pid != last_pid + 1)
+                return CALLER_TAKES_ALL;
+            last_pid = pid;
+        }
+    }
+    if (!is_over || !in_gvisor(quick))
+        return CALLER_TAKES_ALL;
+    for (int i = 0; i < quick->n_programs; i++)
+        if (quick->programs[i].is_given_back)
+            return PROGRAMS_WAIT;
+    return TIME_IS_OVER;
 }
 
 /* Start the programs that come, and reap those that end at once, until anything else is to be done,
  * until `quick->until`, or until a program waits or has been in flight for too long. The caller
- * then takes over all that is left in `quick`. */
+ * then takes over all that is left in `quick`, or what is given back, and lets the call go on. */
 void execd_start_quickly(struct quick_starts *quick)
 {
-    struct signalfd_siginfo taken;
-    int64_t last_pid = 0;
-    int is_over = 0;
-    quick->n_programs = quick->has_more = 0;
-    quick->n_forgotten = quick->counted_pid = quick->armed_limit = 0;
-    quick->least_limit = 0;
+    quick->n_received = 0;
+    quick->n_forgotten = quick->counted_pid = 0;
+    quick->stranger = 0;
     quick->received.datagram_bytes = 0;
-    while (!is_over && !execd_brake_may_have_fired()) {
-        int64_t time = now();
-        int64_t end = quick->n_programs ? give_back_at(quick) : quick->until;
-        /* A program that has ended waits too, and then there is a signal to read. */
-        int64_t look_at = look(quick, time);
-        int looks_next = look_at != 0 && look_at < end;
-        if (look_at < end)
-            end = look_at;
-        int64_t rest = end > time ? end - time : 0;
-        struct timespec timeout = {.tv_sec = (time_t)(rest / 1000000000),
-                                   .tv_nsec = (long)(rest % 1000000000)};
-        /* User code can send SIGCHLD without end, and the daemon requests. */
-        is_over = rest == 0 && !looks_next;
-        /* In gVisor a message that comes too late for a start ends the call. Natively the call ends
-         * soon enough, and the programs in flight have their time. */
-        int has_room = quick->n_programs < MAX_IN_FLIGHT &&
-                       (in_gvisor(quick) || time < quick->until);
-        struct pollfd fds[] = {{.fd = quick->signals, .events = POLLIN},
-                               {.fd = has_room ? quick->channel : -1, .events = POLLIN}};
-        int n_ready = ppoll(fds, 2, &timeout, NULL);
-        if (n_ready < 0 || (n_ready == 0 && !looks_next))
-            return;
-        if (fds[0].revents != 0) {
-            if (quick->n_programs == 0)
-                return;
-            /* First the signal is taken, and then the questions are asked: one signal is for all
-             * children that have ended or stopped meanwhile (signal(7)). */
-            (void)!read(quick->signals, &taken, sizeof taken);
-            quick->has_more = 1;
-            if (!reap(quick))
-                return;
-            /* Beside programs in flight another child may have ended, or a program may have
-             * stopped, with the caller as its tracer. Natively the caller looks soon enough, and
-             * the programs are too young to become jobs for that. */
-            if ((quick->n_programs == 0 || in_gvisor(quick)) && has_ended_stranger(quick))
-                return;
-            if (quick->n_programs == 0)
-                quick->has_more = 0;
-        }
-        if (fds[1].revents != 0) {
-            if ((in_gvisor(quick) && now() >= quick->until) || !receive(quick) || !start(quick))
-                return;
-            int64_t pid = quick->programs[quick->n_programs - 1].pid;
-            if (!in_gvisor(quick) && quick->n_programs > 1 && pid != last_pid + 1)
-                return;
-            last_pid = pid;
-        }
+    if (!quick->goes_on) {
+        quick->n_programs = quick->has_more = 0;
+        quick->armed_limit = quick->least_limit = 0;
     }
+    forget_given_back(quick);
+    quick->end_of_call = serve(quick);
 }
 
 /* quick_starts.py declares the same structure. */

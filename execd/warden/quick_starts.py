@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from execd.proc import spawn
@@ -52,6 +53,7 @@ class _Program(ctypes.Structure):
         ("fds", ctypes.c_int32 * _MAX_FDS),
         ("look_at", ctypes.c_int64),
         ("cpu_time", ctypes.c_int64),
+        ("is_given_back", ctypes.c_int32),
     )
 
 
@@ -68,16 +70,20 @@ class _QuickStarts(ctypes.Structure):
         ("n_limits", ctypes.c_int32),
         ("limits", ctypes.POINTER(spawn.LimitFields)),
         ("patience", ctypes.c_int64),
-        ("youth", ctypes.c_int64),
         ("look_pause", ctypes.c_int64),
         ("watch", ctypes.POINTER(WatchWords)),
         ("until", ctypes.c_int64),
+        ("goes_on", ctypes.c_int32),
+        ("may_start", ctypes.c_int32),
         ("brake_base", ctypes.c_int64),
         ("brake_spare", ctypes.c_int64),
         ("known_peak_kib", ctypes.c_int64),
         ("least_limit", ctypes.c_int64),
         ("may_arm", ctypes.c_int32),
         ("noted_at", ctypes.c_int64),
+        ("end_of_call", ctypes.c_int32),
+        ("stranger", ctypes.c_int32),
+        ("n_received", ctypes.c_int32),
         ("n_programs", ctypes.c_int32),
         ("has_more", ctypes.c_int32),
         ("n_forgotten", ctypes.c_int64),
@@ -116,10 +122,26 @@ class QuickProgram(NamedTuple):
     which must become a job."""
 
 
+class EndOfCall(IntEnum):
+    """Why a call has ended. Natively a call always ends with CALLER_TAKES_ALL."""
+
+    TIME_IS_OVER = 1
+    STRANGER_HAS_ENDED = 2
+    PROGRAMS_WAIT = 3
+    CALLER_TAKES_ALL = 4
+
+
 class Outcome(NamedTuple):
     """What a call leaves to the caller. The programs come before the message."""
 
+    end_of_call: EndOfCall
     programs: list[QuickProgram]
+    """Those that are given back. After CALLER_TAKES_ALL no program is in flight any more; otherwise
+    the caller lets the call go on, or takes the others too."""
+    stranger: int
+    """A child that has ended, and that is no program in flight; 0: none."""
+    n_received: int
+    """So many messages have come."""
     received: Received | None
     n_forgotten: int
     """So many programs have ended and have left nothing."""
@@ -142,7 +164,6 @@ class QuickStarts:
         loadavg_fd: int,
         children_fd: int,
         within_seconds: float,
-        youth_seconds: float,
         look_pause_seconds: float,
         leads_session: bool,
         oom_score: spawn.OomScore | None,
@@ -152,9 +173,9 @@ class QuickStarts:
     ) -> None:
         """``channel``: the socket of the daemon. ``child_signals``, ``within_seconds``: as for
         ``EarlyEnds``. ``loadavg_fd``: see ``TaskMeter``. ``children_fd``: see ``open_children``; in
-        gVisor only, otherwise -1. ``youth_seconds``: the age up to which a program may be in flight
-        after ``until``. ``look_pause_seconds``: a program that has used no CPU time for so long is
-        given back; 0: no program is. The others: as for ``spawn.spawn``, with ``is_prepared``."""
+        gVisor only, otherwise -1. ``look_pause_seconds``: a program that has used no CPU time for
+        so long is given back; 0: no program is. The others: as for ``spawn.spawn``, with
+        ``is_prepared``."""
         assert 0 < within_seconds < 1
         assert (loadavg_fd < 0) != (children_fd < 0), "each kernel has one proof"
         limits = spawn.limits_for_c(former_limits)
@@ -170,7 +191,6 @@ class QuickStarts:
             n_limits=len(limits),
             limits=limits,
             patience=int(within_seconds * _NANOSECONDS),
-            youth=int(youth_seconds * _NANOSECONDS),
             look_pause=int(look_pause_seconds * _NANOSECONDS),
             watch=ctypes.pointer(watch),
         )
@@ -182,14 +202,54 @@ class QuickStarts:
         figure of a smaller program may be the warden's own, and is not reported.
         """
         fields = self._fields
-        fields.until = int(until * _NANOSECONDS)
+        assert not fields.goes_on, "the caller has taken all programs of the last call"
+        fields.may_start = True
         fields.may_arm = brake is not None
         fields.brake_base, fields.brake_spare = brake or (0, 0)
         fields.known_peak_kib = known_peak_bytes // KIB
+        return self._serve(until)
+
+    @property
+    def has_in_flight(self) -> bool:
+        """Whether programs are in flight that no outcome has given back."""
+        fields = self._fields
+        programs = fields.programs[: fields.n_programs]
+        return bool(fields.goes_on) and not all(program.is_given_back for program in programs)
+
+    def go_on(self, until: float, *, may_start: bool = True) -> Outcome:
+        """Let the last call go on until ``until``. Without ``may_start``: only until all programs
+        in flight have ended."""
+        assert self._fields.goes_on
+        self._fields.may_start = may_start
+        return self._serve(until)
+
+    def take_all(self) -> list[QuickProgram]:
+        """Take the programs that are still in flight."""
+        fields = self._fields
+        taken = [
+            _program(program)
+            for program in fields.programs[: fields.n_programs]
+            if fields.goes_on and not program.is_given_back
+        ]
+        fields.goes_on = False
+        return taken
+
+    def _serve(self, until: float) -> Outcome:
+        fields = self._fields
+        fields.until = int(until * _NANOSECONDS)
         _library.execd_start_quickly(fields)
+        end_of_call = EndOfCall(fields.end_of_call)
+        fields.goes_on = end_of_call is not EndOfCall.CALLER_TAKES_ALL
         received = fields.received
         return Outcome(
-            [_program(fields.programs[i]) for i in range(fields.n_programs)],
+            end_of_call,
+            [
+                _program(program)
+                for program in fields.programs[: fields.n_programs]
+                if program.is_given_back or not fields.goes_on
+            ],
+            fields.stranger,
+            fields.n_received,
             _received(received) if received.datagram_bytes else None,
             fields.n_forgotten,
             fields.counted_pid,

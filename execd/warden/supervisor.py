@@ -255,6 +255,34 @@ class Supervisor:
                 self._begin_scan()
         self._schedule.record_count(time.monotonic(), in_gvisor=self._meter.is_exact)
 
+    @property
+    def is_count_due(self) -> bool:
+        return self.jobs.lowest_process_limit > 0 and time.monotonic() >= self._schedule.next_count
+
+    def work_beside_quick_starts(self, now: float) -> bool:
+        """Do the due work that needs no job of a program in flight: a count that is no reason to
+        act, and a sample of memory. Returns whether no other work is due.
+
+        The few processes of the programs in flight count as if their trees had grown.
+        """
+        if self._is_reading_unsafe or self._scan is not None or self._attended_jobs:
+            return False
+        if self.is_count_due:
+            n_tasks, position = self._meter.read()
+            if (
+                self._bombs.is_suspected(n_tasks)
+                or not self._bombs.may_read(n_tasks)
+                or n_tasks > self.jobs.lowest_process_limit
+            ):
+                return False  # ``check_for_bombs`` counts again, and acts
+            self._bombs.record_count(n_tasks)
+            self._arm_by_count(n_tasks, position)
+            self._schedule.record_count(now, in_gvisor=self._meter.is_exact)
+        if now >= self.memory.next_sample and self.memory.sample(self._accounts(if_awake=True)):
+            self._begin_scan()
+            return False
+        return self.next_due > now
+
     def arm_for_spawn(self, request: Spawn) -> None:
         """Arm the brake for a program that is about to start: the program may be a bomb that grows
         before the next count."""

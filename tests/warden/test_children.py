@@ -40,6 +40,10 @@ class Children:
         self.write(*ids)
         return bool(self._library.execd_note_children(self.fd, ctypes.byref(self._known)))
 
+    def add(self, pid: int) -> bool:
+        add = self._library.execd_add_child
+        return bool(add(ctypes.byref(self._known), ctypes.c_int64(pid)))
+
     def has_no_new(self, *ids: int, in_flight: tuple[int, ...] = ()) -> bool:
         self.write(*ids)
         programs = (ctypes.c_int64 * 8)(*in_flight)
@@ -55,6 +59,19 @@ def children(tmp_path: Path) -> Iterator[Children]:
     made = Children(tmp_path / "children")
     yield made
     os.close(made.fd)
+
+
+def test_a_program_that_was_in_flight_is_known_afterwards(children: Children) -> None:
+    assert children.note(3)
+    assert not children.has_no_new(3, 7, 8, in_flight=(8,))
+    assert children.add(7)
+    assert children.has_no_new(3, 7, 8, in_flight=(8,))
+
+
+def test_no_program_is_added_to_a_full_list(children: Children) -> None:
+    assert children.note(*range(1, MAX_CHILDREN))
+    assert children.add(MAX_CHILDREN)
+    assert not children.add(MAX_CHILDREN + 1)
 
 
 def test_programs_in_flight_beside_known_children_are_nothing_new(children: Children) -> None:

@@ -33,13 +33,12 @@ ours.setblocking(False)
 daemon, words = Channel(theirs), WatchWords()
 null = os.open(os.devnull, os.O_WRONLY)
 
-def made(patience=20, look_pause=0, youth=None):
+def made(patience=20, look_pause=0):
     "More patience than a program needs to end, and than the warden has."
     meter = TaskMeter()
     quick = QuickStarts(
         channel=ours.fileno(), child_signals=signals, loadavg_fd=meter.loadavg_fd,
         children_fd=open_children() if meter.is_exact else -1, within_seconds=0.5,
-        youth_seconds=patience if youth is None else youth,
         look_pause_seconds=look_pause, leads_session=True, oom_score=None, former_limits=[],
         nice=0, watch=words,
     )
@@ -61,8 +60,21 @@ def told():
     select.select([theirs], [], [])
     return daemon.receive()[0]
 
-def serve(quick=None, seconds=LONG, brake=None, peak=PEAK):
-    return (quick or made()).serve(time.monotonic() + seconds, brake, peak)
+def begin(quick, seconds=LONG, brake=None, peak=PEAK):
+    return quick.serve(time.monotonic() + seconds, brake, peak)
+
+def serve(quick=None, **options):
+    "As a caller that takes all programs at the end of the call."
+    quick = quick or made()
+    outcome = begin(quick, **options)
+    return outcome._replace(programs=[*outcome.programs, *quick.take_all()])
+
+def go_on(quick, seconds=LONG, **options):
+    return quick.go_on(time.monotonic() + seconds, **options)
+
+BUSY = "while [ ! -e {0}/end ]; do :; done; exit 3"
+def end(folder):
+    open(f"{folder}/end", "w").close()
 
 def decoded(received):
     return None if received is None else daemon.unpack(*received)[0]
@@ -198,7 +210,7 @@ with tempfile.TemporaryDirectory() as folder:
     outcome = serve(made(2))
 print(found(outcome), outcome.has_more)
 """
-    assert told(lines) == ["([(5, None)], 'NoneType', 1) True"]
+    assert told(lines) == ["([(5, None)], 'NoneType', 1) False"]
 
 
 @in_gvisor
@@ -256,15 +268,76 @@ print(found(serve(made(1.5, look_pause=0.2))), time.monotonic() - began > 1)
     assert told(lines) == ["([(5, None)], 'NoneType', 0) True", "([(6, None)], 'NoneType', 0) True"]
 
 
-def test_work_that_is_due_waits_for_young_programs_only() -> None:
+@in_gvisor
+def test_programs_in_flight_go_on_after_the_time_is_over() -> None:
     lines = """
-for number, youth in enumerate((0.05, 0.6)):
-    sh(number, "while :; do :; done")
-    began = time.monotonic()
-    outcome = serve(made(youth=youth), seconds=0.3)
-    print(found(outcome), 0.2 < time.monotonic() - began < 10)
+quick = made()
+with tempfile.TemporaryDirectory() as folder:
+    sh(5, BUSY.format(folder))
+    outcome = begin(quick, seconds=0.2)
+    print(outcome.end_of_call.name, found(outcome), is_pending())
+    end(folder)
+    outcome = go_on(quick, seconds=1)
+print(outcome.end_of_call.name, found(outcome), told().wait_status, quick.take_all())
 """
-    assert told(lines) == ["([(0, None)], 'NoneType', 0) True", "([(1, None)], 'NoneType', 0) True"]
+    assert told(lines) == [
+        "TIME_IS_OVER ([], 'NoneType', 0) False",
+        "TIME_IS_OVER ([], 'NoneType', 1) 768 []",
+    ]
+
+
+@in_gvisor
+def test_a_call_that_may_start_nothing_ends_with_the_programs_in_flight() -> None:
+    lines = """
+quick = made()
+with tempfile.TemporaryDirectory() as folder:
+    sh(5, BUSY.format(folder))
+    begin(quick, seconds=0.2)
+    sh(6, "exit 0")
+    end(folder)
+    began = time.monotonic()
+    outcome = go_on(quick, may_start=False)
+print(outcome.end_of_call.name, found(outcome), time.monotonic() - began < LONG)
+print(told().tag, bool(select.select([ours], [], [], 0)[0]))
+"""
+    assert told(lines) == ["TIME_IS_OVER ([], 'NoneType', 1) True", "5 True"]
+
+
+@in_gvisor
+def test_only_the_programs_that_wait_are_given_back() -> None:
+    """The others go on, and a child that was given back is no sign that they have left anything."""
+    lines = """
+quick = made(look_pause=0.1)
+with tempfile.TemporaryDirectory() as folder:
+    sh(5, BUSY.format(folder))
+    sh(6, "sleep 60")
+    outcome = begin(quick)
+    print(outcome.end_of_call.name, found(outcome))
+    end(folder)
+    outcome = go_on(quick, seconds=1)
+print(outcome.end_of_call.name, found(outcome), told().tag, quick.take_all())
+"""
+    assert told(lines) == [
+        "PROGRAMS_WAIT ([(6, None)], 'NoneType', 0)",
+        "TIME_IS_OVER ([], 'NoneType', 1) 5 []",
+    ]
+
+
+@in_gvisor
+def test_what_a_program_leaves_after_it_was_given_back_ends_the_proofs() -> None:
+    lines = """
+quick = made(look_pause=0.1)
+with tempfile.TemporaryDirectory() as folder:
+    sh(5, BUSY.format(folder))
+    sh(6, f"sleep 0.3; (sleep 60 & ) ; : > {folder}/end; sleep 60")
+    print(found(begin(quick)))
+    outcome = go_on(quick)
+print(outcome.end_of_call.name, found(outcome), outcome.has_more)
+"""
+    assert told(lines) == [
+        "([(6, None)], 'NoneType', 0)",
+        "CALLER_TAKES_ALL ([(5, None)], 'NoneType', 0) True",
+    ]
 
 
 @in_gvisor
@@ -500,19 +573,47 @@ print(found(outcome), outcome.has_more, os.waitpid(other, 0)[0] == other)
 
 
 @in_gvisor
-def test_another_child_that_ends_beside_programs_in_flight_is_told_at_once() -> None:
+def test_other_children_that_end_beside_programs_in_flight_are_told_at_once() -> None:
+    """One signal may be for both, and the second is told although no signal comes any more."""
     lines = """
-other = os.fork()
-if other == 0:
-    os._exit(0)
-os.waitid(os.P_PID, other, os.WEXITED | os.WNOWAIT)
+others = []
+for _ in range(2):
+    others.append(os.fork())
+    if others[-1] == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, others[-1], os.WEXITED | os.WNOWAIT)
 os.read(signals, 4096)
+quick = made()
 sh(5, "while :; do :; done")
 sh(6, "exit 3")
-outcome = serve()
-print(found(outcome), outcome.has_more)
+outcome = begin(quick)
+print(outcome.end_of_call.name, found(outcome))
+for n_left in (2, 1):
+    others.remove(outcome.stranger)
+    os.waitpid(outcome.stranger, 0)
+    outcome = go_on(quick, seconds=0.2)
+    print(outcome.end_of_call.name, found(outcome), outcome.has_more)
+print(others, len(quick.take_all()))
 """
-    assert told(lines) == ["([(5, None)], 'NoneType', 1) True"]
+    assert told(lines) == [
+        "STRANGER_HAS_ENDED ([], 'NoneType', 1)",
+        "STRANGER_HAS_ENDED ([], 'NoneType', 0) True",
+        "TIME_IS_OVER ([], 'NoneType', 0) False",
+        "[] 1",
+    ]
+
+
+@in_gvisor
+def test_a_stopped_program_hides_no_other_end() -> None:
+    """waitid(2) tells of one child, and a program that the init traces stays the first."""
+    lines = """
+quick = made(3)
+code = "import ctypes, os; ctypes.CDLL(None).ptrace(0, 0, 0, 0); os.kill(os.getpid(), 19)"
+ask(5, sys.executable, "-c", code)
+outcome = begin(quick, seconds=2)
+print(outcome.end_of_call.name, outcome.has_more, len(quick.take_all()))
+"""
+    assert told(lines) == ["TIME_IS_OVER True 1"]
 
 
 def test_without_a_program_a_signal_is_left_to_the_caller() -> None:

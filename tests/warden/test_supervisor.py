@@ -24,7 +24,7 @@ from execd.warden.fork_bombs import (
     LATE_SECONDS_IN_GVISOR,
 )
 from execd.warden.job import Job
-from execd.warden.quick_starts import Outcome
+from execd.warden.quick_starts import EndOfCall, Outcome
 from execd.warden.supervisor import Supervisor
 from execd.warden.tree_kill import Phase
 from tests.waiting import wait_until
@@ -281,7 +281,8 @@ def at_rest(meter: QuietMeter, brake: FakeBrake, channel: FakeChannel) -> Superv
 
 
 def outcome(**fields: Any) -> Outcome:
-    return Outcome([], None, 0, 0, None, has_more=False)._replace(**fields)
+    end_of_call = EndOfCall.CALLER_TAKES_ALL
+    return Outcome(end_of_call, [], 0, 0, None, 0, 0, None, has_more=False)._replace(**fields)
 
 
 def test_quick_starts_arm_the_brake_as_a_start_by_the_loop_does(
@@ -338,3 +339,66 @@ def test_in_gvisor_a_count_needs_no_word_of_quick_starts_that_have_ended(
     before = meter.max_tasks()
     at_rest.record_quick_starts(outcome(n_forgotten=39))
     assert meter.max_tasks() == before
+
+
+# Work beside programs in flight.
+
+
+def make_count_due(supervisor: Supervisor) -> None:
+    supervisor._schedule.next_count = 0.0
+    assert supervisor.is_count_due
+
+
+def test_a_count_that_is_no_reason_to_act_is_made_beside_quick_starts(
+    supervisor: Supervisor, brake: FakeBrake
+) -> None:
+    make_count_due(supervisor)
+    now = time.monotonic()
+    assert supervisor.work_beside_quick_starts(now)
+    assert supervisor._schedule.next_count > now
+    assert brake.room >= ROOM
+
+
+def test_a_count_that_looks_like_a_bomb_is_left_to_the_loop(
+    supervisor: Supervisor, meter: QuietMeter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_count_due(supervisor)
+    n_tasks, position = meter.read()
+    monkeypatch.setattr(meter, "read", lambda: (n_tasks + 10_000, position + 10_000))
+    assert not supervisor.work_beside_quick_starts(time.monotonic())
+    assert supervisor.is_count_due
+
+
+def test_a_count_over_the_limit_of_a_tree_is_left_to_the_loop(
+    supervisor: Supervisor, meter: QuietMeter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_count_due(supervisor)
+    monkeypatch.setattr(meter, "read", lambda: (LIMIT + 1, 1))
+    assert not supervisor.work_beside_quick_starts(time.monotonic())
+    assert supervisor.is_count_due
+
+
+def test_beside_a_kill_or_a_scan_the_quick_starts_do_not_go_on(supervisor: Supervisor) -> None:
+    now = time.monotonic()
+    assert supervisor.work_beside_quick_starts(now)
+    supervisor._begin_scan()
+    assert not supervisor.work_beside_quick_starts(now)
+    supervisor._scan = None
+    supervisor.kill(supervisor.jobs[1], 60.0)
+    assert not supervisor.work_beside_quick_starts(now)
+
+
+def test_a_scan_that_is_due_ends_the_quick_starts(supervisor: Supervisor) -> None:
+    now = time.monotonic()
+    assert supervisor.work_beside_quick_starts(now)
+    assert not supervisor.work_beside_quick_starts(supervisor.next_due + 60.0)
+
+
+def test_a_sample_that_calls_for_a_scan_ends_the_quick_starts(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.monotonic()
+    supervisor.memory.next_sample = now
+    monkeypatch.setattr(supervisor.memory, "sample", lambda _accounts: True)
+    assert not supervisor.work_beside_quick_starts(now)
+    assert supervisor.next_due == 0.0, "the scan has begun"
