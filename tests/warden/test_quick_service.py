@@ -126,6 +126,7 @@ if orphan == 0:
 await_end(orphan)
 flying = program(2)
 outcome("STRANGER_HAS_ENDED", in_flight=[flying], stranger=orphan, has_more=True)
+warden._supervisor.work_beside_quick_starts = lambda now: True
 print(serve(), calls, warden._jobs[2].pid == flying.program.pid, warden._has_more_to_reap)
 """
     assert told(lines) == ["False ['serve', 'take 1'] True True"]
