@@ -16,6 +16,18 @@ does not tell the newest pid, and the proof is that the warden has no new child 
 Programs in flight. A further request need not wait for the program before: up to 8 programs run at
 the same time, each for a short time. Then the loop makes jobs of the programs. Until
 then no scan knows the program, and the brake is armed.
+
+Calls that go on. In gVisor a job costs more than a program, and each job brings work: a check of
+the young job, an announcement, its end. If that work made jobs of the programs in flight, their
+work would make jobs of the next programs, and a crowd of short commands would never come out of
+that. So the call may end with programs in flight: the loop does the work that needs no job of a
+program (``Warden._help_beside``) and lets the call go on, and the programs that wait become jobs
+alone. Three rules keep that right:
+  * A child that has ended and is no program in flight is reaped by its pid, and only if a job has
+    the pid: ``wait4(-1)`` would also reap programs in flight.
+  * Scans, kills and freezes come after ``take_all``, so no scan meets a program without a job.
+  * The brake belongs to the quick starts or to the supervisor. Where the quick starts have armed
+    the brake and a program becomes a job, all programs in flight become jobs.
 """
 
 from __future__ import annotations
