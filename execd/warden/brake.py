@@ -67,6 +67,11 @@ class Brake:
         """Have the brake stop nothing until the next ``arm``."""
         _library.execd_brake_arm(0, 0, 0)
 
+    @property
+    def may_have_fired(self) -> bool:
+        """Whether ``take_stop`` may find a stop."""
+        return bool(_library.execd_brake_may_have_fired())
+
     def take_stop(self) -> bool:
         """Whether the brake has stopped everything since the last call, or is about to.
 

@@ -345,8 +345,11 @@ class Warden:
         )
 
     def _may_leave_spawn(self) -> bool:
-        """Whether the next request is for the quick starts, after the work that is due."""
-        return self._may_start_quickly() and self._channel.is_spawn_next()
+        """Whether the next request is for the quick starts, after the work that is due. Natively
+        the loop's own starts have early ends too."""
+        return (
+            self._early_ends is None and self._may_start_quickly() and self._channel.is_spawn_next()
+        )
 
     def _serve_quickly(self, until: float) -> bool:
         """Return whether a request has come."""
@@ -357,8 +360,7 @@ class Warden:
         while quick.has_in_flight and self._help_beside(outcome):
             outcome = quick.go_on(self._due())
             has_received |= outcome.n_received > 0
-        is_time_over = outcome.end_of_call is EndOfCall.TIME_IS_OVER
-        if is_time_over and quick.has_in_flight and not self._supervisor.is_count_due:
+        if quick.has_in_flight and self._may_drain(outcome):
             outcome = quick.go_on(time.monotonic() + DRAIN_SECONDS_IN_GVISOR, may_start=False)
         woken_at = time.monotonic()
         self._has_more_to_reap |= outcome.has_more
@@ -375,9 +377,22 @@ class Warden:
             self._has_seen_early_end = False  # of interest only among several requests
         return has_received
 
+    def _may_drain(self, outcome: Outcome) -> bool:
+        """Whether the work that has ended a call may wait until the programs in flight have ended:
+        a scan that is due by the clock alone may."""
+        return (
+            outcome.end_of_call is EndOfCall.TIME_IS_OVER
+            and self._supervisor.is_calm
+            and not self._supervisor.is_count_due
+            and not self._channel.queued
+        )
+
     def _help_beside(self, outcome: Outcome) -> bool:
         """Do the work that can be done beside programs in flight. Returns whether the quick starts
         may go on: no other work is due."""
+        # As before each reaping: ``_reap`` waits for a stop to be over (``hangups``).
+        if not self._supervisor.is_calm:
+            return False
         if outcome.stranger and outcome.stranger not in self._leaders:
             return False
         if outcome.programs and outcome.brake_order is not None:

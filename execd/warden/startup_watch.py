@@ -71,6 +71,8 @@ class StartupWatch:
             assert age > 0, "a check is due after the spawn"
             has_ended = job.reaped_at is not None or age > YOUNG_SECONDS
             if not has_ended and not may_read():
+                # Later, or the loop would come back at once until the next count.
+                heapq.heapreplace(self._checks, (now + LEAST_AGE_SECONDS, tag, job))
                 break
             heapq.heappop(self._checks)
             if has_ended:

@@ -259,14 +259,24 @@ class Supervisor:
     def is_count_due(self) -> bool:
         return self.jobs.lowest_process_limit > 0 and time.monotonic() >= self._schedule.next_count
 
+    @property
+    def is_calm(self) -> bool:
+        """Whether programs in flight may go on while the warden works: no scan, kill or stop by the
+        brake is under way, and no thaw holds processes back."""
+        return not (
+            self._is_reading_unsafe
+            or self._scan is not None
+            or self._attended_jobs
+            or self.holds_groups
+            or (self._brake is not None and self._brake.may_have_fired)
+        )
+
     def work_beside_quick_starts(self, now: float) -> bool:
         """Do the due work that needs no job of a program in flight: a count that is no reason to
-        act, and a sample of memory. Returns whether no other work is due.
+        act, and a sample of memory. Returns whether no other work is due. Call while ``is_calm``.
 
         The few processes of the programs in flight count as if their trees had grown.
         """
-        if self._is_reading_unsafe or self._scan is not None or self._attended_jobs:
-            return False
         if self.is_count_due:
             n_tasks, position = self._meter.read()
             if (

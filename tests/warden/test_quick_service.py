@@ -74,6 +74,10 @@ def serve():
     until = time.monotonic() + 5
     return warden._serve_quickly(until)
 
+def make_calm():
+    "No work is due but that of young jobs."
+    warden._supervisor.work_beside_quick_starts = lambda now: True
+
 def told():
     "The messages for the daemon."
     found = []
@@ -112,6 +116,7 @@ await_end(ended.pid)
 flying = program(2)
 outcome("STRANGER_HAS_ENDED", in_flight=[flying], stranger=ended.pid, has_more=True)
 outcome("CALLER_TAKES_ALL")
+make_calm()
 print(serve(), calls, told(), ended.reaped_at is not None, warden._jobs.get(2))
 """
     calls = "['serve', 'go on', 'take 0']"
@@ -126,7 +131,7 @@ if orphan == 0:
 await_end(orphan)
 flying = program(2)
 outcome("STRANGER_HAS_ENDED", in_flight=[flying], stranger=orphan, has_more=True)
-warden._supervisor.work_beside_quick_starts = lambda now: True
+make_calm()
 print(serve(), calls, warden._jobs[2].pid == flying.program.pid, warden._has_more_to_reap)
 """
     assert told(lines) == ["False ['serve', 'take 1'] True True"]
@@ -137,6 +142,7 @@ def test_programs_that_are_given_back_become_jobs_and_the_others_go_on() -> None
 waiting, flying = program(1), program(2)
 outcome("PROGRAMS_WAIT", programs=[waiting], in_flight=[flying], n_received=2)
 outcome("CALLER_TAKES_ALL")
+make_calm()
 print(serve(), calls, [each.tag for each in warden._jobs.values()])
 """
     assert told(lines) == ["True ['serve', 'go on', 'take 0'] [1]"]
@@ -179,7 +185,8 @@ flying = program(2)
 time.sleep(2 * warden._announce_seconds)
 outcome("TIME_IS_OVER", in_flight=[flying])
 outcome("CALLER_TAKES_ALL")
-warden._supervisor.work_beside_quick_starts = lambda now: True
+make_calm()
+warden._startup_watch.check_due = lambda now, may_read: [1]
 serve()
 print(calls, told())
 """
@@ -196,3 +203,31 @@ outcome("CALLER_TAKES_ALL", received=request, n_received=1, has_more=True)
 print(serve(), told(), ended.kill)
 """
     assert told(lines) == ["True ['Exited 1', 'Killed 1'] None"]
+
+
+def test_beside_a_stop_no_job_is_reaped_before_the_programs_in_flight_are_jobs() -> None:
+    lines = """
+ended = job(1, "exit 3")
+await_end(ended.pid)
+flying = program(2)
+outcome("STRANGER_HAS_ENDED", in_flight=[flying], stranger=ended.pid, has_more=True)
+warden._supervisor._brake = SimpleNamespace(may_have_fired=True, take_stop=lambda: False)
+make_calm()
+warden._supervisor.brake_figures = lambda: None
+print(serve(), calls, told(), warden._jobs[2].pid == flying.program.pid)
+"""
+    assert told(lines) == ["False ['serve', 'take 1'] [] True"]
+
+
+def test_a_scan_that_memory_calls_for_does_not_wait() -> None:
+    lines = """
+job(1)
+flying = program(2)
+outcome("TIME_IS_OVER", in_flight=[flying])
+supervisor = warden._supervisor
+supervisor.memory.next_sample = 0.0
+supervisor.memory.sample = lambda accounts: True
+serve()
+print(calls, warden._jobs[2].pid == flying.program.pid)
+"""
+    assert told(lines) == ["['serve', 'take 1'] True"]

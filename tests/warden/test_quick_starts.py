@@ -340,21 +340,6 @@ print(outcome.end_of_call.name, found(outcome), outcome.has_more)
     ]
 
 
-@in_gvisor
-def test_a_message_after_the_time_is_left_in_the_channel() -> None:
-    lines = """
-sh(5, "while :; do :; done")
-def work():
-    while not words.last_begun_at or time.monotonic_ns() <= quick._fields.until:
-        time.sleep(0.001)
-    daemon.send(Ping(1))
-quick = made()
-threading.Thread(target=work, daemon=True).start()
-print(found(serve(quick, seconds=0.2)), bool(select.select([ours], [], [], 0)[0]))
-"""
-    assert told(lines) == ["([(5, None)], 'NoneType', 0) True"]
-
-
 def test_signals_without_end_keep_no_program_in_flight() -> None:
     lines = """
 sh(1, "while :; do :; done")

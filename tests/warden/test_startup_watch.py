@@ -134,6 +134,8 @@ def test_beside_a_bomb_nothing_is_read(checks: list[tuple[int, float]]) -> None:
     watch = watching(FakeJob(3, 100.0))
     assert watch.check_due(100.5, lambda: False) == []
     assert checks == []
+    assert watch.due > 100.5, "the loop does not come back at once"
+    assert watch.check_due(101.0, always) == [3]
 
 
 def watching(*jobs: FakeJob, spawn_seconds: float = 1 / 128) -> StartupWatch:

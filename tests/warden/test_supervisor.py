@@ -55,6 +55,10 @@ class FakeBrake:
         self.patience_seconds = 0.0
         self.fired = False
 
+    @property
+    def may_have_fired(self) -> bool:
+        return self.fired
+
     def arm(self, position: int, limit: int, patience_seconds: float) -> None:
         self.room = limit - position
         self.patience_seconds = patience_seconds
@@ -378,14 +382,18 @@ def test_a_count_over_the_limit_of_a_tree_is_left_to_the_loop(
     assert supervisor.is_count_due
 
 
-def test_beside_a_kill_or_a_scan_the_quick_starts_do_not_go_on(supervisor: Supervisor) -> None:
-    now = time.monotonic()
-    assert supervisor.work_beside_quick_starts(now)
+def test_beside_a_kill_a_scan_or_a_stop_the_supervisor_is_not_calm(
+    supervisor: Supervisor, brake: FakeBrake
+) -> None:
+    assert supervisor.is_calm
+    brake.fired = True
+    assert not supervisor.is_calm
+    brake.fired = False
     supervisor._begin_scan()
-    assert not supervisor.work_beside_quick_starts(now)
+    assert not supervisor.is_calm
     supervisor._scan = None
     supervisor.kill(supervisor.jobs[1], 60.0)
-    assert not supervisor.work_beside_quick_starts(now)
+    assert not supervisor.is_calm
 
 
 def test_a_scan_that_is_due_ends_the_quick_starts(supervisor: Supervisor) -> None:
