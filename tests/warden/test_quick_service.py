@@ -3,8 +3,7 @@ calls. The warden is real, and the init of a namespace of its own."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from tests.warden.inits import told_by_init
 
 # The script is a list of outcomes, one for each call; ``calls`` has what the calls were asked.
 INIT = r"""
@@ -95,18 +94,7 @@ finally:
 
 def told(lines: str) -> list[str]:
     """What ``lines`` print."""
-    done = subprocess.run(
-        [
-            *["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"],
-            "--kill-child",
-            *[sys.executable, "-c", INIT, lines],
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    return told_by_init(INIT, lines)
 
 
 def test_a_job_that_ends_beside_programs_in_flight_is_reaped_and_they_go_on() -> None:

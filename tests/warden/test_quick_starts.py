@@ -4,12 +4,10 @@ Natively the proof that a program has left nothing is the newest pid; in gVisor,
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from execd.proc.task_meter import is_gvisor
+from tests.warden.inits import told_by_init
 
 natively = pytest.mark.skipif(is_gvisor(), reason="only Linux tells the newest pid")
 in_gvisor = pytest.mark.skipif(not is_gvisor(), reason="natively the newest pid is the proof")
@@ -97,18 +95,7 @@ finally:
 
 def told(lines: str) -> list[str]:
     """What ``lines`` print."""
-    done = subprocess.run(
-        [
-            *["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"],
-            "--kill-child",
-            *[sys.executable, "-c", INIT, lines],
-        ],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    return told_by_init(INIT, lines)
 
 
 # Start programs, and serve until all have ended. They are in flight together, and the last one ends
