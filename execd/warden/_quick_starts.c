@@ -533,7 +533,7 @@ static int serve(struct quick_starts *quick)
     while (!is_over && !execd_brake_may_have_fired()) {
         int64_t time = now();
         /* A program that has ended waits too, and then there is a signal to read. */
-        int64_t give_back_at = give_back(quick, time), end = give_back_at;
+        int64_t end = give_back(quick, time);
         if (quick->until < end && (in_gvisor(quick) || quick->n_programs == 0))
             end = quick->until;
         /* User code can send SIGCHLD without end, and the daemon requests. */
