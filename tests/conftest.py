@@ -108,7 +108,7 @@ def children() -> dict[int, str]:
     found = {}
     for process in _descendants():
         try:
-            found[process.pid] = process.status()
+            found[process.pid] = f"{process.status()} {process.name()} of {process.ppid()}"
             found[process.pid] += f" {' '.join(process.cmdline())[:200]}"
         except psutil.ZombieProcess:
             continue  # has no command line, and is a leak all the same
