@@ -151,8 +151,7 @@ def test_a_scan_waits_until_the_programs_in_flight_have_ended() -> None:
     lines = """
 job(1)
 flying = program(2)
-while warden._supervisor.next_due > time.monotonic():
-    time.sleep(0.001)
+warden._supervisor._schedule._next_watch_scan = 0.0
 outcome("TIME_IS_OVER", in_flight=[flying])
 outcome("TIME_IS_OVER")
 serve()
@@ -168,9 +167,8 @@ print(calls, warden._jobs[2].pid == flying.program.pid)
 
 def test_a_young_job_is_announced_beside_programs_in_flight() -> None:
     lines = """
-job(1)
+job(1).spawned_at -= 2 * warden._announce_seconds
 flying = program(2)
-time.sleep(2 * warden._announce_seconds)
 outcome("TIME_IS_OVER", in_flight=[flying])
 outcome("CALLER_TAKES_ALL")
 make_calm()

@@ -264,7 +264,7 @@ with tempfile.TemporaryDirectory() as folder:
     outcome = begin(quick, seconds=0.2)
     print(outcome.end_of_call.name, found(outcome), is_pending())
     end(folder)
-    outcome = go_on(quick, seconds=1)
+    outcome = go_on(quick, may_start=False)
 print(outcome.end_of_call.name, found(outcome), told().wait_status, quick.take_all())
 """
     assert told(lines) == [
@@ -301,7 +301,7 @@ with tempfile.TemporaryDirectory() as folder:
     outcome = begin(quick)
     print(outcome.end_of_call.name, found(outcome))
     end(folder)
-    outcome = go_on(quick, seconds=1)
+    outcome = go_on(quick, may_start=False)
 print(outcome.end_of_call.name, found(outcome), told().tag, quick.take_all())
 """
     assert told(lines) == [
@@ -316,8 +316,10 @@ def test_what_a_program_leaves_after_it_was_given_back_ends_the_proofs() -> None
 quick = made(look_pause=0.1)
 with tempfile.TemporaryDirectory() as folder:
     sh(5, BUSY.format(folder))
-    sh(6, f"sleep 0.3; (sleep 60 & ) ; : > {folder}/end; sleep 60")
+    os.mkfifo(f"{folder}/go")
+    sh(6, f"read line < {folder}/go; (sleep 60 & ) ; : > {folder}/end; sleep 60")
     print(found(begin(quick)))
+    open(f"{folder}/go", "w").close()
     outcome = go_on(quick)
 print(outcome.end_of_call.name, found(outcome), outcome.has_more)
 """
