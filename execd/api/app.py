@@ -256,7 +256,7 @@ async def _send(
     request: web.Request, connection: HttpConnection, response: web.StreamResponse
 ) -> None:
     """Write ``response``, unless the handler has written the response already."""
-    if isinstance(response, SentReply):
+    if isinstance(response, SentReply):  # a whole reply, sent while the connection had its place
         return
     if response.status == REQUEST_TIMEOUT or not connection.has_place:
         response.force_close()

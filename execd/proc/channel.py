@@ -114,7 +114,8 @@ class Channel:
             _close(descriptors)
 
     def is_spawn_next(self) -> bool:
-        """Whether a Spawn waits to be received before any other message. Takes nothing."""
+        """Whether the next message to be received is a Spawn. Takes nothing. A long Spawn, which
+        comes in a memfd, looks like any other long message."""
         try:
             start = self._socket.recv(message_codec.HEADER_BYTES + 1, socket.MSG_PEEK)
         except OSError:

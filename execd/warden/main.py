@@ -352,7 +352,8 @@ class Warden:
         )
 
     def _serve_quickly(self, until: float) -> bool:
-        """Return whether a request has come."""
+        """Let the quick starts serve, and take over what they leave. Returns whether a request has
+        come: then a Spawn may be left to them again."""
         quick = self._quick_starts
         assert quick is not None
         outcome = quick.serve(until, self._supervisor.brake_figures(), self._own_peak.hiding_bytes)

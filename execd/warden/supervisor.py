@@ -257,6 +257,7 @@ class Supervisor:
 
     @property
     def is_count_due(self) -> bool:
+        """Whether tasks are to be counted now: see ``check_for_bombs``."""
         return self.jobs.lowest_process_limit > 0 and time.monotonic() >= self._schedule.next_count
 
     @property
