@@ -143,6 +143,19 @@ def test_listed_reason_excuses_a_skip(ci: Ci) -> None:
     assert ci.suite(tests, "another")[0] == 1, "the excuse is for one suite"
 
 
+def test_skip_that_may_run_nowhere_leaves_no_test_that_passed_in_no_suite(ci: Ci) -> None:
+    ci.excuse("""
+        [[skip]]
+        suites = ""
+        reason = "^tired$"
+        because = "a test of CI"
+        may_run_nowhere = true
+    """)
+    tests = "import pytest\ndef test_first(): pass\ndef test_other(): pytest.skip('tired')"
+    assert ci.suite(tests)[0] == 0
+    assert ci.verdict() == (0, "total: 1 passed, 0 failed, 1 skipped\n")
+
+
 def test_error_of_a_teardown_is_never_forgiven_and_never_repeated(ci: Ci) -> None:
     """The daemon's log is checked when a fixture ends: a second run would see a fresh daemon."""
     ci.excuse(FORGIVEN)

@@ -32,9 +32,9 @@ from execd.api.wire.auth import Guard, TokenGate
 from execd.api.wire.body import (
     READ_AHEAD_BYTES,
     awaits_continue,
+    drop_body,
     refuse_transfer_coding,
     refuse_unknown_expectation,
-    refuse_unread_body,
 )
 from execd.api.wire.http_server import HttpConnection, HttpRunner
 from execd.api.wire.keys import (
@@ -211,8 +211,8 @@ async def _answer(
             raise ConnectionResetError("the caller has left")
         guard.check(request.method, path, request.headers)
         refuse_transfer_coding(request)
-        refuse_unread_body(request)
         refuse_unknown_expectation(request)
+        await drop_body(request)
         return await handler(request)
     except ConnectionError:
         raise

@@ -8,7 +8,7 @@ import contextlib
 import socket
 import struct
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiohttp
 from aiohttp import web
@@ -163,13 +163,16 @@ class Router:
         await self._session.close()
         await self._runner.cleanup()
 
+    def _upstream(self, request: web.Request) -> tuple[URL, dict[str, str]]:
+        """The daemon's address for the request, and the headers that the daemon gets."""
+        dropped = ("authorization", "host", "transfer-encoding")
+        headers = {k: v for k, v in request.headers.items() if k.lower() not in dropped}
+        url = self._url + request.raw_path.removeprefix(self.PREFIX)
+        return URL(url, encoded=True), headers
+
     async def _forward(self, request: web.Request) -> web.StreamResponse:
         self.seen.append(dict(request.headers))
-        dropped = ("authorization", "host", "content-length", "transfer-encoding")
-        headers = {k: v for k, v in request.headers.items() if k.lower() not in dropped}
-        if "Content-Length" in request.headers:
-            headers["Content-Length"] = request.headers["Content-Length"]
-        url = self._url + request.raw_path.removeprefix(self.PREFIX)
+        url, headers = self._upstream(request)
         if request.headers.get("Upgrade", "").lower() == "websocket":
             return await self._websocket(request, url, headers)
         try:
@@ -181,13 +184,13 @@ class Router:
             raise
 
     async def _exchange(
-        self, request: web.Request, url: str, headers: dict[str, str]
+        self, request: web.Request, url: URL, headers: dict[str, str]
     ) -> web.StreamResponse:
         body = request.content.iter_any() if request.body_exists else None
         answered: web.StreamResponse | None = None
         async with asyncio.timeout(self._idle_seconds) as idle:
             async with self._session.request(
-                request.method, URL(url, encoded=True), headers=headers, data=body
+                request.method, url, headers=headers, data=body, allow_redirects=False
             ) as reply:
                 kept = bytearray()
                 async for chunk in reply.content.iter_any():
@@ -216,12 +219,14 @@ class Router:
         return answered
 
     async def _websocket(
-        self, request: web.Request, url: str, headers: dict[str, str]
+        self, request: web.Request, url: URL, headers: dict[str, str]
     ) -> web.StreamResponse:
-        viewer = web.WebSocketResponse(protocols=["execd.v1"])
+        asked = request.headers.get("Sec-WebSocket-Protocol", "")
+        protocols = [name.strip() for name in asked.split(",") if name.strip()]
+        viewer = web.WebSocketResponse(protocols=protocols)
         await viewer.prepare(request)
         sent = {k: v for k, v in headers.items() if not k.lower().startswith("sec-websocket")}
-        async with self._session.ws_connect(url, headers=sent, protocols=["execd.v1"]) as daemon:
+        async with self._session.ws_connect(url, headers=sent, protocols=protocols) as daemon:
             ways = [self._messages(viewer, daemon), self._messages(daemon, viewer)]
             tasks = [asyncio.create_task(way) for way in ways]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -243,9 +248,18 @@ class Router:
 
 @contextlib.contextmanager
 def router(url: str, idle_seconds: float, uds: Path | None = None) -> Iterator[Router]:
+    with serving(Router(url, idle_seconds), uds) as made:
+        yield made
+
+
+R = TypeVar("R", bound=Router)
+
+
+@contextlib.contextmanager
+def serving(made: R, uds: Path | None = None) -> Iterator[R]:
+    """The router serves in a thread of its own, until the block ends."""
     loop = Loop()
     try:
-        made = Router(url, idle_seconds)
         loop.run(made.begin(uds))
         yield made
         loop.run(made.end())

@@ -1,6 +1,6 @@
-"""agent-sandbox's Go router, the real program, in front of a daemon.
-
-EXECD_SANDBOX_ROUTER names the program. Its 30 s for the headers of an answer are scaled to 3 s.
+"""A daemon behind agent-sandbox's Go router: the scripted router of ``scripted_routers``, and the
+real program where EXECD_SANDBOX_ROUTER names the program. The router's 30 s for the headers of an
+answer are 3 s here.
 
 Go's reverse proxy cuts an answer that begins before the proxy has seen the end of the request
 (https://github.com/golang/go/issues/40747): the proxy sends as many bytes as Content-Length says,
@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar
 import httpx
 import pytest
 
+from ..client.proxies import serving
 from ..free_port import free_port
+from .scripted_routers import GoRouter
 from .target import SLACK_SECONDS, wait_until
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ LONG_SECONDS = 2 * HEADER_TIMEOUT_SECONDS
 needs_router = pytest.mark.skipif(
     not ROUTER, reason="set EXECD_SANDBOX_ROUTER to the Go router's program"
 )
-
+KINDS = ["scripted", pytest.param("go", marks=needs_router)]
 
 TRIES = 5
 CUT = b"ReverseProxy read error during body copy"
@@ -64,7 +66,7 @@ class RoutedClient(httpx.Client):
 
 @contextmanager
 def routed(
-    host: str, port: int, patience_seconds: float = HEADER_TIMEOUT_SECONDS
+    kind: str, host: str, port: int, patience_seconds: float = HEADER_TIMEOUT_SECONDS
 ) -> Iterator[RoutedClient]:
     """Start a router for the block, and yield a client of the port behind the router.
     ``patience_seconds``: how long the router waits for the headers of an answer."""
@@ -82,6 +84,11 @@ def routed(
         )
         client.router_log = log
         ends.callback(client.close)
+        if kind == "scripted":
+            router = ends.enter_context(serving(GoRouter(patience_seconds)))
+            client.base_url = f"http://127.0.0.1:{router.port}"
+            yield client
+            return
         # Another test may take a port between the choice and the router's bind; then the router
         # ends.
         while not _begin_router(ends, client, patience_seconds):

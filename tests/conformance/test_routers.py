@@ -1,4 +1,4 @@
-"""Long answers behind agent-sandbox's Go router. The Python router waits 180 s for any byte, so an
+"""execd behind agent-sandbox's two routers. The Python router waits 180 s for any byte, so a long
 answer that survives the Go router survives the Python router.
 
 The daemon's heartbeat is scaled as the router's patience is: 10 s in the image, 0.5 s here.
@@ -10,10 +10,14 @@ import json
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
+from websockets.sync.client import connect
 
+from ..client.proxies import serving
 from . import routing
 from .routing import LONG_SECONDS
+from .scripted_routers import PythonRouter
 from .target import wait_until
 
 if TYPE_CHECKING:
@@ -26,17 +30,33 @@ if TYPE_CHECKING:
 
 JSON = {"Content-Type": "application/json"}
 
-pytestmark = [
-    routing.needs_router,
-    pytest.mark.one_shape,
-]
+pytestmark = pytest.mark.one_shape
+
+
+@pytest.fixture(params=routing.KINDS)
+def routed(request: pytest.FixtureRequest) -> Iterator[Callable[[Target], RoutedClient]]:
+    """Start a router and return a client of the daemon behind the router."""
+    with ExitStack() as ends:
+        yield lambda daemon: ends.enter_context(routing.routed(request.param, *daemon.address))
 
 
 @pytest.fixture
-def routed() -> Iterator[Callable[[Target], RoutedClient]]:
-    """Start a router and return a client of the daemon behind the router."""
-    with ExitStack() as ends:
-        yield lambda daemon: ends.enter_context(routing.routed(*daemon.address))
+def behind_python(target: Target) -> Iterator[tuple[PythonRouter, httpx.Client]]:
+    """A Python router, and a client of the daemon behind the router."""
+    host, port = target.address
+    headers = {
+        "X-Sandbox-ID": "sandbox",
+        "X-Sandbox-Port": str(port),
+        "X-Sandbox-Pod-IP": host,
+        "Authorization": "Bearer of the router",
+    }
+    with (
+        serving(PythonRouter()) as router,
+        httpx.Client(
+            base_url=f"http://127.0.0.1:{router.port}", headers=headers, trust_env=False
+        ) as client,
+    ):
+        yield router, client
 
 
 LONG_ANSWERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -136,3 +156,59 @@ def test_the_page_passes_the_go_router(
         assert (answer.status_code, answer.content) == (200, direct.content)
         policy = "content-security-policy"
         assert answer.headers[policy] == direct.headers[policy]
+
+
+def test_path_whose_slash_the_go_router_has_decoded_names_the_same_file(
+    own_daemon: OwnDaemon, routed: Callable[[Target], RoutedClient]
+) -> None:
+    client = routed(own_daemon())
+    content = b"100 % of the file"
+    name = "a b/100%25.txt"
+    assert client.post("/upload", files={"file": (name, content)}).status_code == 200
+    path = "a%20b%2F100%2525.txt"
+    assert client.get(f"/download/{path}").content == content
+    assert client.get(f"/exists/{path}").json() == {"path": name, "exists": True}
+    assert [item["name"] for item in client.get("/list/a%20b").json()] == ["100%25.txt"]
+
+
+def test_terminal_passes_the_go_router(
+    own_daemon: OwnDaemon, routed: Callable[[Target], RoutedClient]
+) -> None:
+    client = routed(own_daemon())
+    body = {"argv": ["/bin/sh"], "pty": {"cols": 80, "rows": 24}, "detach": True}
+    made = client.post("/v1/executions", json=body).json()
+    address = str(client.base_url).replace("http:", "ws:").rstrip("/")
+    headers = {name: value for name, value in client.headers.items() if name[:2] == "x-"}
+    with connect(
+        f"{address}/v1/executions/{made['id']}/attach", additional_headers=headers, proxy=None
+    ) as terminal:
+        terminal.send(b"echo $((40 + 2)); exit 3\n")
+        shown = b""
+        for message in terminal:
+            shown += message if isinstance(message, bytes) else b""
+    assert b"42\r\n" in shown
+    assert client.get(f"/v1/executions/{made['id']}").json()["exit_code"] == 3
+
+
+SDK_REQUESTS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "probe": ("GET", "/", {}),
+    "run": ("POST", "/execute", {"json": {"command": "echo hi"}}),
+    "write": ("POST", "/upload", {"files": {"file": ("routed/x", b"content")}}),
+    "read": ("GET", "/download/routed%2Fx", {}),
+    "list": ("GET", "/list/routed", {}),
+    "exists": ("GET", "/exists/routed/x", {}),
+    "read of sandboxd": ("GET", "/v1/files/routed/x", {}),
+    "delete of sandboxd": ("DELETE", "/v1/files/routed/x", {}),
+}
+
+
+def test_request_in_chunks_without_a_byte_is_a_request_without_a_body(
+    behind_python: tuple[PythonRouter, httpx.Client],
+) -> None:
+    router, client = behind_python
+    for name, (method, path, options) in SDK_REQUESTS.items():
+        answer = client.request(method, path, **options)
+        assert answer.status_code in (200, 204), (name, answer.text)
+    for (method, _path, _options), seen in zip(SDK_REQUESTS.values(), router.seen, strict=True):
+        assert ("transfer-encoding" in seen) == (method != "POST")
+        assert not {"authorization", "x-sandbox-id"} & seen.keys()

@@ -1,6 +1,6 @@
-"""Long answers of the dialects behind agent-sandbox's routers. The Go router, here the program,
-gives up on an answer without headers. The Python router strips ``Authorization``, as does the
-stand-in here, which also keeps answers back and gives up on idle connections."""
+"""Long answers of the dialects behind routers. agent-sandbox's Go router gives up on an answer
+without headers (``tests/conformance/routing.py``). ``Router`` strips ``Authorization``, as both
+routers of agent-sandbox do, keeps answers back, and gives up on idle connections."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from websockets.sync.client import connect
 
 from ..client.proxies import Router, router
-from ..conformance.routing import LONG_SECONDS, needs_router, routed
+from ..conformance.routing import KINDS, LONG_SECONDS, routed
 from ..conformance.target import SLACK_SECONDS, wait_until
 from .conftest import DIALECTS, TOKEN
 from .test_dialects import executions_of, mark
@@ -30,14 +30,20 @@ PATIENCE_SECONDS = 8.0
 LONG = f"sleep {LONG_SECONDS}; echo hi"
 
 
-@needs_router
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """The Go router: scripted, or the program."""
+    found: str = request.param
+    return found
+
+
 @pytest.mark.parametrize("name", BEHIND_ROUTERS)
 def test_silent_command_survives_a_router_that_waits_for_headers(
-    name: str, target: Target, ports: dict[str, int]
+    kind: str, name: str, target: Target, ports: dict[str, int]
 ) -> None:
-    kind: Any = DIALECTS[name]
-    with routed(target.address[0], ports[name]) as client:
-        speaker = kind(str(client.base_url), TOKEN, dict(client.headers))
+    make: Any = DIALECTS[name]
+    with routed(kind, target.address[0], ports[name]) as client:
+        speaker = make(str(client.base_url), TOKEN, dict(client.headers))
         ran = client.asked(lambda: speaker.run(LONG))
         speaker.close()
     assert (ran.stdout, ran.exit_code) == (b"hi\n", 0)
@@ -47,20 +53,19 @@ def test_silent_command_survives_a_router_that_waits_for_headers(
 def test_token_and_silent_command_pass_a_router_that_strips_authorization(
     name: str, target: Target, ports: dict[str, int]
 ) -> None:
-    kind: Any = DIALECTS[name]
+    make: Any = DIALECTS[name]
     with router(f"http://{target.address[0]}:{ports[name]}", IDLE_SECONDS) as made:
-        speaker = kind(f"http://127.0.0.1:{made.port}{Router.PREFIX}", TOKEN)
+        speaker = make(f"http://127.0.0.1:{made.port}{Router.PREFIX}", TOKEN)
         ran = speaker.run(LONG)
         speaker.close()
     assert (ran.stdout, ran.exit_code) == (b"hi\n", 0)
 
 
-@needs_router
 def test_silent_cell_of_e2b_survives_a_router_that_waits_for_headers(
-    target: Target, ports: dict[str, int]
+    kind: str, target: Target, ports: dict[str, int]
 ) -> None:
     code = f"import time; time.sleep({LONG_SECONDS}); print('hi')"
-    with routed(target.address[0], ports["e2b"]) as client:
+    with routed(kind, target.address[0], ports["e2b"]) as client:
         headers = {"X-Access-Token": TOKEN}
         reply = client.asked(lambda: client.post("/execute", json={"code": code}, headers=headers))
     assert reply.status_code == 200, reply.text
@@ -68,14 +73,13 @@ def test_silent_cell_of_e2b_survives_a_router_that_waits_for_headers(
 
 
 @pytest.fixture
-def opensandbox(target: Target, ports: dict[str, int]) -> Iterator[RoutedClient]:
+def opensandbox(kind: str, target: Target, ports: dict[str, int]) -> Iterator[RoutedClient]:
     """A client of the port for OpenSandbox behind the Go router, with the token."""
-    with routed(target.address[0], ports["opensandbox"]) as client:
+    with routed(kind, target.address[0], ports["opensandbox"]) as client:
         client.headers["X-EXECD-ACCESS-TOKEN"] = TOKEN
         yield client
 
 
-@needs_router
 def test_silent_cell_of_opensandbox_survives_a_router_that_waits_for_headers(
     opensandbox: RoutedClient,
 ) -> None:
@@ -87,13 +91,12 @@ def test_silent_cell_of_opensandbox_survives_a_router_that_waits_for_headers(
     assert '"execution_complete"' in reply.text
 
 
-@needs_router
 def test_run_that_waits_for_a_silent_run_of_its_bash_session_survives_such_a_router(
-    target: Target, ports: dict[str, int], observer: V1
+    kind: str, target: Target, ports: dict[str, int], observer: V1
 ) -> None:
     marked = mark()
     with (
-        routed(target.address[0], ports["opensandbox"], PATIENCE_SECONDS) as client,
+        routed(kind, target.address[0], ports["opensandbox"], PATIENCE_SECONDS) as client,
         ThreadPoolExecutor() as threads,
     ):
         client.headers["X-EXECD-ACCESS-TOKEN"] = TOKEN
@@ -110,7 +113,6 @@ def test_run_that_waits_for_a_silent_run_of_its_bash_session_survives_such_a_rou
         assert f'"{text}' in reply.text
 
 
-@needs_router
 def test_silent_terminal_of_opensandbox_survives_a_router_that_waits_for_headers(
     opensandbox: RoutedClient,
 ) -> None:

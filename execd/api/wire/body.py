@@ -123,14 +123,22 @@ async def body_chunks(request: web.Request, held_bytes: int = PIECES_BYTES) -> A
         yield chunk
 
 
-def refuse_unread_body(request: web.Request) -> None:
-    """Refuse a body that has no meaning (RFC 9110 §9.3.1) and no reader. Raises PayloadTooLarge.
+async def drop_body(request: web.Request) -> None:
+    """Read past the body of a method whose body has no meaning (RFC 9110 §9.3.1). Raises
+    PayloadTooLarge, InvalidArgument, RequestTimeout.
 
-    Such a body would stay in the connection's buffer for the whole request, which may be a stream.
+    A proxy that does not know the length of a body announces chunks, on GET too: httpx does so for
+    every body that it gets as an iterator, and the Python router of agent-sandbox passes bodies on
+    so. A body of bytes would stay in the connection's buffer for the whole request, which may be a
+    stream; therefore the end is awaited here, and FREE_BYTES at most may come before the end.
     """
-    if request.method in BODILESS_METHODS and (
-        (request.content_length or 0) > FREE_BYTES or "Transfer-Encoding" in request.headers
-    ):
+    if request.method not in BODILESS_METHODS:
+        return
+    n_bytes = request.content_length or 0
+    if "Transfer-Encoding" in request.headers:
+        while n_bytes <= FREE_BYTES and (chunk := await _next_chunk(request)):
+            n_bytes += len(chunk)
+    if n_bytes > FREE_BYTES:
         raise PayloadTooLarge(f"a {request.method} request has no body")
 
 

@@ -97,9 +97,7 @@ async def test_the_budget_is_given_back_after_errors(serve: Callable[..., Awaita
         ),
     ):
         if "Transfer-Encoding" in headers:
-            head = (
-                b"POST /execute HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
-            )
+            head = chunked_head("POST", "/execute")
         else:
             head = request_bytes("POST", "/execute", headers=JSON | headers)
         connection = await wire.connect()
@@ -146,6 +144,36 @@ async def test_body_that_means_nothing_is_refused_unless_it_is_small(
     assert (
         await wire.request(method, "/v1/executions/none", b" " * (FREE_BYTES + 1))
     ).http_status == 413
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "DELETE"])
+@pytest.mark.parametrize(
+    ("n_bytes", "http_status"), [(0, 404), (FREE_BYTES, 404), (FREE_BYTES + 1, 413)]
+)
+async def test_body_that_means_nothing_and_comes_in_chunks_is_counted(
+    wire: Wire, method: str, n_bytes: int, http_status: int
+) -> None:
+    head = chunked_head(method, "/v1/executions/none")
+    chunk = b"%x\r\n%b\r\n" % (n_bytes, b" " * n_bytes) if n_bytes else b""
+    end = b"0\r\n\r\n" if http_status == 404 else b""
+    connection = await wire.connect()
+    await connection.send(head + chunk + end)
+    assert (await connection.receive(method)).http_status == http_status
+    await connection.close()
+
+
+def chunked_head(method: str, path: str) -> bytes:
+    return f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+
+
+async def test_body_that_means_nothing_and_never_ends_is_408(
+    serve: Callable[..., Awaitable[Wire]],
+) -> None:
+    wire = await serve(limits=msgspec.structs.replace(LIMITS, body_seconds=0.2))
+    connection = await wire.connect()
+    await connection.send(chunked_head("GET", "/") + b"1\r\n \r\n")
+    assert (await connection.receive()).http_status == 408
+    await connection.close()
 
 
 async def test_input_of_a_viewer_goes_on_one_message_at_a_time_where_others_hold_the_budget(

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-from tests.client.proxies import Loop, Router
+from tests.client.proxies import Router, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,11 +43,5 @@ class LosingRouter(Router):
 @contextlib.contextmanager
 def losing_router(url: str, *, cut: str = "", silent: tuple[str, ...] = ()) -> Iterator[str]:
     """The address of the router."""
-    loop = Loop()
-    try:
-        made = LosingRouter(url, cut, silent)
-        loop.run(made.begin())
+    with serving(LosingRouter(url, cut, silent)) as made:
         yield made.address
-        loop.run(made.end())
-    finally:
-        loop.close()
