@@ -4,7 +4,8 @@
 #
 #   make run           the daemon on 127.0.0.1:8888, with ./workspace as the base dir
 #                      (Ctrl-C drains and stops the daemon)
-#   make test          all tests that run natively
+#   make test          all tests that run natively and need nothing of third parties
+#   make test-clients  the tests with SDKs, frameworks, Ray, a browser, npm and pandas; fetches 0.6 GB
 #   make quick         the tests of pure modules and the repository's rules, in seconds
 #   make fuzz          damaged input for a minute (FUZZ_SECONDS=60)
 #   make cases         invented requests from the OpenAPI document (CASES=2000)
@@ -28,11 +29,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Stamps: $(DAEMON_ENV) says that .venv has what the daemon needs, $(ENV) that .venv has the
-# packages of development too, $(DOCS_ENV) that .venv also has the builder of the site. The install
-# is editable: only a change of the C sources, of pyproject.toml, of the version or of the IPython
+# Stamps: $(DAEMON_ENV) says that .venv has what the daemon needs, $(TEST_ENV) that .venv also has
+# what `make test` needs, $(ENV) that .venv has all packages of development, $(DOCS_ENV) that .venv
+# also has the builder of the site. The install is editable: only a change of the C sources, of pyproject.toml, of the version or of the IPython
 # lent to interpreters needs a new install.
 DAEMON_ENV := $(VENV)/daemon
+TEST_ENV := $(VENV)/tested
 ENV := $(VENV)/made
 DOCS_ENV := $(VENV)/docs
 CLIENT := clients/python
@@ -45,22 +47,33 @@ INSTALLED := pyproject.toml execd/__init__.py execd/proc/_spawn.c execd/warden/_
 SCRIPTS := .ci/await .ci/suite .ci/verdict .ci/in-gvisor image/sbom image/link-copies
 
 .DEFAULT_GOAL := test
-.PHONY: run test fetched test-daemons test-engine test-memory quick fuzz cases client clients soak \
+.PHONY: run test test-install test-clients quick fuzz cases client clients soak \
 	mutants lint bench bench-sessions image audit reference docs test-gvisor env clean
 
 env: $(ENV)
+test-install: $(TEST_ENV)
+
+# What is in .venv after each install, on the disk. tests/test_install_figures.py counts.
+DAEMON_FIGURES := 54 packages, 120 MB
+TEST_FIGURES := 96 packages, 200 MB
+ENV_FIGURES := 185 packages, 725 MB
 
 $(DAEMON_ENV): $(INSTALLED)
-	@echo "== make: install the daemon's packages into $(VENV) (48 packages, 20 MB)"
+	@echo "== make: install the daemon's packages into $(VENV) ($(DAEMON_FIGURES))"
 	$(call install,.)
 	touch $@
 
+$(TEST_ENV): $(INSTALLED) $(CLIENT)/pyproject.toml
+	@echo "== make: install what the tests need into $(VENV) ($(TEST_FIGURES))"
+	$(call install,.[test])
+	$(BIN)/python -m pip install --disable-pip-version-check --editable '$(CLIENT)[cli]'
+	touch $(DAEMON_ENV) $@
+
 $(ENV): $(INSTALLED) $(CLIENT)/pyproject.toml
-	@echo "== make: install the packages of the daemon and of development into $(VENV)" \
-		"(174 packages, 140 MB)"
+	@echo "== make: install all packages of development into $(VENV) ($(ENV_FIGURES))"
 	$(call install,.[dev])
 	$(BIN)/python -m pip install --disable-pip-version-check --editable '$(CLIENT)[mcp]'
-	touch $(DAEMON_ENV) $@
+	touch $(DAEMON_ENV) $(TEST_ENV) $@
 
 # pip names each package that it downloads, because a slow download must not look like a hang.
 define install
@@ -76,36 +89,16 @@ run: $(DAEMON_ENV)
 # A run starts thousands of interpreters, and without bytecode each of them compiles every module.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Three runs. In the second, engines run in the tests' processes, and an engine would take a daemon
-# that the same process has started for a leftover; so the tests of daemons run apart. The tests
-# marked `alone` measure the memory or the disk of the whole machine, so nothing runs beside them.
-# Most tests wait most of the time: six processes keep two CPUs busy. tests/conftest.py puts the
-# files in order.
 TEST_PROCESSES ?= 6
-AT_ONCE := --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
-DAEMONS := tests/browser tests/client tests/conformance tests/dialects tests/difference \
-	tests/model tests/openapi tests/readers tests/sdk tests/soak tests/test_examples.py tests/test_guide.py \
-	tests/test_reference.py
 
-.NOTPARALLEL:
+test: $(TEST_ENV)
+	$(BIN)/python -m tests --processes $(TEST_PROCESSES)
 
-test: fetched test-daemons test-engine test-memory
+# What these tests install for themselves, when they run for the first time, goes into .cache.
+test-clients: $(ENV)
+	$(BIN)/python -m tests clients --processes $(TEST_PROCESSES)
 
-fetched:
-	@echo "== make: the tests of the SDKs and of Ray fetch k8s-agent-sandbox (three releases)," \
-		"the SDKs of E2B and OpenSandbox, OpenSandbox's server (270 MB)," \
-		"three frameworks of agents and Ray into .cache/ when they run for the first time"
-
-test-daemons: $(ENV)
-	$(BIN)/python -m pytest $(AT_ONCE) -m "not alone" $(DAEMONS)
-
-test-engine: $(ENV)
-	$(BIN)/python -m pytest $(AT_ONCE) -m "not alone" $(addprefix --ignore=,$(DAEMONS))
-
-test-memory: $(ENV)
-	$(BIN)/python -m pytest -m alone
-
-quick: $(ENV)
+quick: $(TEST_ENV)
 	$(BIN)/python -m pytest -m quick --numprocesses 2
 
 FUZZ_SECONDS ?= 60

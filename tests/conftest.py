@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import signal
 import time
 from collections import Counter
 from pathlib import Path
@@ -34,6 +35,14 @@ pytest.register_assert_rewrite(
 profiles.load()
 
 TESTS = Path(__file__).parent
+
+# nohup ignores SIGHUP, and a script's background job SIGINT and SIGQUIT. Children inherit that, and
+# the programs of tests are to end as anywhere else. A handler is no inheritance: what runs here
+# survives a hang-up as before, and each program begins with the default.
+for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        _default = signal.default_int_handler if _number == signal.SIGINT else lambda *_: None
+        signal.signal(_number, _default)
 PURE_MODULES = [module.split(".") for module in PURE]
 QUICK = {
     *(f"{'/'.join([*folders, f'test_{name}'])}.py" for *folders, name in PURE_MODULES),
@@ -42,7 +51,6 @@ QUICK = {
     "test_docs.py",
     "test_layers.py",
     "test_operating.py",
-    "test_quick.py",
 }
 """Tests of pure modules, and of rules of the repository: a developer runs them at every step. No
 other file has a test that is marked ``quick``."""
@@ -69,6 +77,20 @@ LONG = {
 }
 """Few tests that take long, or many that take minutes. The processes of a run begin with these
 files, because a long file that begins last leaves the other processes idle."""
+
+THIRD_PARTY = {
+    "browser",
+    "client/adapters",
+    "client/mcp_server",
+    "client/test_pyright.py",
+    "client/test_target.py",
+    "difference",
+    "image/test_sbom.py",
+    "openapi",
+    "readers",
+    "sdk",
+}
+"""Folders and files whose tests all need packages or programs beyond the extra `test`."""
 
 LEAK_DEADLINE_SECONDS = 20.0
 """An end in a thread or in the kernel may take a moment; a leak stays."""
@@ -138,18 +160,29 @@ def _has_ancestor(pid: int, pids: Collection[int]) -> bool:
         return False
 
 
+def _is_third_party(path: Path) -> bool:
+    name = str(path.relative_to(TESTS))
+    return any(name == part or name.startswith(f"{part}/") for part in THIRD_PARTY)
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """`make quick` imports no other test, and neither do the tests that run alone. To import all
-    tests, and to deselect two thirds of them, takes a third of the CPU of the quick run."""
-    name = str(collection_path.relative_to(TESTS))
-    if config.option.markexpr == "alone":
-        is_wanted = collection_path.is_dir() or b"mark.alone" in collection_path.read_bytes()
-    elif config.option.markexpr == "quick":
+    """A run imports no file that has no test for the run. The file may need packages that are not
+    there, and the import of all tests takes a third of the CPU of the quick run."""
+    name, expression = str(collection_path.relative_to(TESTS)), config.option.markexpr
+    if expression == "quick":
         is_wanted = name == "." or any(
             quick == name or quick.startswith(f"{name}/") for quick in QUICK
         )
-    else:
-        return None
+        return None if is_wanted else True
+    is_folder = collection_path.is_dir()
+    text = b"" if is_folder else collection_path.read_bytes()
+    is_wanted = True
+    if expression.startswith("not third_party"):
+        is_wanted = not _is_third_party(collection_path)
+    elif expression.startswith("third_party"):
+        is_wanted = is_folder or _is_third_party(collection_path) or b"mark.third_party" in text
+    if expression.endswith("and (alone or timed)"):
+        is_wanted &= is_folder or b"mark.alone" in text or b"mark.timed" in text
     return None if is_wanted else True
 
 
@@ -171,6 +204,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if str(item.path.relative_to(TESTS)) in QUICK:
             item.add_marker(pytest.mark.quick)
+        if _is_third_party(item.path):
+            item.add_marker(pytest.mark.third_party)
         differs = item.get_closest_marker("linux_only")
         if differs and is_gvisor():
             item.add_marker(pytest.mark.skip(reason=f"not so in gVisor: {differs.args[0]}"))

@@ -70,6 +70,7 @@ def test_follow_example_loses_nothing_when_the_connection_does(daemon: Target) -
     assert shown_by("follow.py", daemon.url) == [*steps, "exit code 0"]
 
 
+@pytest.mark.third_party
 def test_notebook_example_keeps_state_and_saves_a_plot(daemon: Target, tmp_path: Path) -> None:
     assert shown_by("notebook.py", daemon.url, folder=tmp_path) == [
         "sum: 285",
@@ -157,6 +158,7 @@ def run_with_ray(*arguments: str | Path) -> str:
     return ended.stdout
 
 
+@pytest.mark.third_party
 def test_ray_example_runs_on_a_local_ray(daemon: Target) -> None:
     shown = run_with_ray(EXAMPLES / "ray_functions.py", daemon.url)
     found = {
@@ -176,6 +178,7 @@ def test_ray_example_runs_on_a_local_ray(daemon: Target) -> None:
     assert found["cleanup"]["status"] == "success"
 
 
+@pytest.mark.third_party
 def test_ray_snippet_of_the_docs_runs(daemon: Target) -> None:
     page = (
         (REPOSITORY / "docs" / "dialects.md").read_text().partition("\n## RayAI's functions\n")[2]

@@ -39,6 +39,7 @@ def url(tmp_path: Path) -> Iterator[str]:
     assert daemon.log_errors() == []
 
 
+@pytest.mark.third_party
 @pytest.mark.parametrize(("page", "least"), [("guide.md", 10), ("client.md", 6)])
 def test_blocks_of_a_page_print_what_their_comments_say(url: str, page: str, least: int) -> None:
     text = (DOCS / page).read_text()

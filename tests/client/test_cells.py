@@ -42,6 +42,7 @@ def test_variables_stay_and_values_displays_and_errors_are_told(sandbox: Execd) 
         sandbox.sessions.get("cells")
 
 
+@pytest.mark.third_party
 def test_a_plot_is_an_image_that_can_be_saved(sandbox: Execd, tmp_path: Path) -> None:
     with sandbox.sessions.create() as session:
         cell = session.run("import matplotlib.pyplot as plt; plt.plot([1, 4, 9]);")

@@ -57,6 +57,7 @@ def result_of(session: Session, code: str) -> dict[str, Any]:
     return done["result"]["data"]
 
 
+@pytest.mark.third_party
 def test_plot_comes_as_a_picture_without_a_line_of_code_for_it(session: Session) -> None:
     need(session, "matplotlib")
     done = session.run(
@@ -73,6 +74,7 @@ def test_plot_comes_as_a_picture_without_a_line_of_code_for_it(session: Session)
     assert base64.b64decode(figure["image/png"]).startswith(PNG)
 
 
+@pytest.mark.third_party
 def test_table_comes_as_html(session: Session) -> None:
     need(session, "pandas")
     shown = result_of(
@@ -85,6 +87,7 @@ def test_table_comes_as_html(session: Session) -> None:
     assert "Kiel" in shown["text/plain"]
 
 
+@pytest.mark.third_party
 def test_formula_comes_as_latex(session: Session) -> None:
     need(session, "sympy")
     shown = result_of(

@@ -310,6 +310,7 @@ def test_completion_looks_at_what_is_there(worker: WorkerProcess) -> None:
     assert worker.request("complete", code="%timei", cursor=6)["matches"][0] == "%timeit"
 
 
+@pytest.mark.third_party
 def test_variables_are_listed_without_the_shells_own(worker: WorkerProcess) -> None:
     worker.run(
         "import numpy as np\n"

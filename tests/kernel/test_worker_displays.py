@@ -203,6 +203,7 @@ def test_displays_results_and_errors_come_in_order(worker: WorkerProcess) -> Non
     assert kinds == ["display", "error", "done"]
 
 
+@pytest.mark.third_party
 def test_a_plot_comes_as_png_without_a_line_of_code_for_it(worker: WorkerProcess) -> None:
     assert worker.run("import sys; 'matplotlib' in sys.modules").text == "False"
     [frame] = worker.run("import matplotlib.pyplot as plt\nplt.plot([1, 2, 3]);").of("display")
@@ -216,11 +217,13 @@ def test_a_plot_comes_as_png_without_a_line_of_code_for_it(worker: WorkerProcess
     assert worker.run("fig").of("result")[0]["data"]["image/png"]
 
 
+@pytest.mark.third_party
 def test_programs_of_a_cell_do_not_inherit_the_backend(worker: WorkerProcess) -> None:
     worker.run("import matplotlib.pyplot as plt\nplt.plot([1]);")
     assert worker.run("!echo [$MPLBACKEND]").stdout == "[]\n"
 
 
+@pytest.mark.third_party
 def test_a_backend_of_the_environment_is_respected(new_worker: NewWorker) -> None:
     worker = new_worker(env={"MPLBACKEND": "Agg", "HOME": "/tmp"})
     assert (
@@ -229,11 +232,13 @@ def test_a_backend_of_the_environment_is_respected(new_worker: NewWorker) -> Non
     )
 
 
+@pytest.mark.third_party
 def test_matplotlib_alone_has_the_backend_as_soon_as_it_is_imported(worker: WorkerProcess) -> None:
     code = "import matplotlib\nmatplotlib.rcParams['backend']"
     assert "matplotlib_inline" in str(worker.run(code).text)
 
 
+@pytest.mark.third_party
 def test_matplotlib_magic_and_formats_work(worker: WorkerProcess) -> None:
     assert worker.run("%matplotlib inline").error is None
     cell = worker.run(
@@ -244,6 +249,7 @@ def test_matplotlib_magic_and_formats_work(worker: WorkerProcess) -> None:
     assert "image/svg+xml" in cell.of("display")[0]["data"]
 
 
+@pytest.mark.third_party
 def test_preloaded_matplotlib_draws_inline_in_each_worker(workers: list[WorkerProcess]) -> None:
     zygote = Zygote(preload=("matplotlib.pyplot",))
     for _ in range(2):
@@ -253,6 +259,7 @@ def test_preloaded_matplotlib_draws_inline_in_each_worker(workers: list[WorkerPr
     zygote.close()
 
 
+@pytest.mark.third_party
 def test_a_table_comes_as_html_and_a_formula_as_latex(worker: WorkerProcess) -> None:
     [frame] = worker.run("import pandas as pd\npd.DataFrame({'a': [1, 2]})").of("result")
     assert "<table" in frame["data"]["text/html"]
@@ -260,6 +267,7 @@ def test_a_table_comes_as_html_and_a_formula_as_latex(worker: WorkerProcess) -> 
     assert "\\sqrt{x}" in frame["data"]["text/latex"]
 
 
+@pytest.mark.third_party
 def test_what_json_cannot_say_is_said_as_near_as_can_be(worker: WorkerProcess) -> None:
     code = (
         "import numpy as np\n"

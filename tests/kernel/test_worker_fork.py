@@ -119,6 +119,7 @@ def test_a_configuration_of_a_branch_adds_to_its_environment_and_keeps_its_direc
     assert worker.run("os.environ.get('EXECD_MARKER')").text is None
 
 
+@pytest.mark.third_party
 def test_branches_draw_different_numbers(worker: WorkerProcess, branches: Branches) -> None:
     worker.run(
         "import random, numpy as np\n"
@@ -149,6 +150,7 @@ def numbers(text: str | None) -> list[str]:
     return text.strip("()").replace("\n", "").split(", ")
 
 
+@pytest.mark.third_party
 def test_a_restored_session_draws_other_numbers(new_worker: NewWorker) -> None:
     drawn = []
     for _ in range(2):  # two restores of one checkpoint
@@ -187,6 +189,7 @@ def test_a_broken_generator_costs_a_restored_session_nothing(worker: WorkerProce
     assert worker.run("state").text == "1"
 
 
+@pytest.mark.third_party
 def test_workers_of_one_zygote_draw_different_numbers(
     worker: WorkerProcess, new_worker: NewWorker
 ) -> None:
@@ -332,6 +335,7 @@ def test_signal_handlers_of_the_session_are_the_branchs_too(
     assert worker.run("os.kill(os.getpid(), signal.SIGUSR1)").stdout == "handled\n"
 
 
+@pytest.mark.third_party
 def test_figures_draw_in_a_branch(worker: WorkerProcess, branches: Branches) -> None:
     worker.run("import matplotlib.pyplot as plt\nplt.plot([1]);")
     [branch] = branches.of(worker)

@@ -50,6 +50,7 @@ def references(part: object) -> Iterator[dict[str, Any]]:
             yield from references(value)
 
 
+@pytest.mark.third_party
 def test_document_is_valid_openapi() -> None:
     # The import takes a second of CPU, and each process of a run imports this file.
     from openapi_spec_validator import OpenAPIV31SpecValidator

@@ -163,7 +163,8 @@ async def test_body_that_means_nothing_and_comes_in_chunks_is_counted(
 
 
 def chunked_head(method: str, path: str) -> bytes:
-    return f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    line = f"{method} {path} HTTP/1.1\r\n"
+    return line.encode() + b"Host: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 async def test_body_that_means_nothing_and_never_ends_is_408(

@@ -140,6 +140,7 @@ def test_a_reader_that_has_gone_is_141_without_a_message(
 
 
 NOT_TEXT = b"\xff"
+PICTURE = "from IPython.display import Image; display(Image(b'-', format='png'))"
 BAD_CALLS = [
     ["run", "--", "printf", NOT_TEXT],
     ["run", "-e", b"A=\xff", "--", "env"],
@@ -147,7 +148,7 @@ BAD_CALLS = [
     ["py", "not-utf8.py"],
     ["cp", ":source", "file/x"],
     ["cp", ":folder", "file"],
-    ["py", "--images", "/nonexistent", "-c", "import matplotlib.pyplot as p; p.plot([1]);"],
+    ["py", "--images", "/nonexistent", "-c", PICTURE],
 ]
 
 

@@ -49,6 +49,7 @@ def test_a_named_session_stays_and_forks(execctl: Run) -> None:
     assert "kept" not in execctl("sessions").stdout
 
 
+@pytest.mark.third_party
 def test_images_are_saved(execctl: Run, tmp_path: Path) -> None:
     code = "import matplotlib.pyplot as plt; plt.plot([1, 4, 9]);"
     for number in (1, 2):
