@@ -1,4 +1,4 @@
-"""What the Makefile and the pages say of the packages that make(1) installs is what is installed."""
+"""The figures of installs in the Makefile and in the pages are those of the installed packages."""
 
 from __future__ import annotations
 
