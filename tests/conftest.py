@@ -42,7 +42,6 @@ QUICK = {
     "test_docs.py",
     "test_layers.py",
     "test_operating.py",
-    "test_quick.py",
 }
 """Tests of pure modules, and of rules of the repository: a developer runs them at every step. No
 other file has a test that is marked ``quick``."""
