@@ -260,6 +260,7 @@ def test_hole_in_the_log_is_an_event_and_416(
 
     answer = client.get(f"{holed}/stdout")
     assert (answer.status_code, answer.json()["code"]) == (416, "RANGE_NOT_SATISFIABLE")
+    assert answer.headers["content-range"] == f"bytes */{len(WHOLE)}"
     hole = answer.json()["details"]["hole"]
     assert (hole["offset"], hole["offset"] + hole["size_bytes"]) == (start, end)
     for asked in (f"{start}-{start}", f"{end - 1}-{end - 1}", f"0-{start}", f"{end - 1}-"):
