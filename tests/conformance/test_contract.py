@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 from .contract import RECORDER, Contract, Reply
 
 if TYPE_CHECKING:
@@ -14,8 +12,6 @@ if TYPE_CHECKING:
 
     from .conftest import Run
     from .target import Target
-
-pytestmark = pytest.mark.one_shape
 
 
 def test_a_reply_that_the_document_does_not_have_is_found(target: Target) -> None:

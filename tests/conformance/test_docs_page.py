@@ -12,8 +12,6 @@ import pytest
 if TYPE_CHECKING:
     import httpx
 
-pytestmark = pytest.mark.one_shape
-
 FILES = {
     "/docs": ("text/html", 'src="docs/viewer.js"'),
     "/docs/": ("text/html", 'src="viewer.js"'),

@@ -22,8 +22,6 @@ from .target import READ_SECONDS, Target, wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.one_shape
-
 STORY = """
 write_file; write_fs_file; write_base_dir, refused; read_file; read_file, in part
 read_file, directory; read_base_dir; read_fs_file; stat_path; make_directory

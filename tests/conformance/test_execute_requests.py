@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from .conftest import Run
     from .target import Target
 
-pytestmark = pytest.mark.one_shape
-
 JSON = {"Content-Type": "application/json"}
 
 

@@ -143,6 +143,7 @@ def test_rule_that_is_broken_is_named(
     assert answer.json()["details"] == {"field": named}
 
 
+@pytest.mark.both_shapes
 @pytest.mark.parametrize(
     ("reason", "fields"),
     [
@@ -339,6 +340,7 @@ def test_signal_reaches_the_program(
     assert (done["exit_code"], done["stdout"]) == (7, "ready\ncaught\n")
 
 
+@pytest.mark.both_shapes
 def test_kill_ends_the_tree_and_keeps_the_record(
     post: Callable[..., httpx.Response], client: httpx.Client, run: Run, marker: str
 ) -> None:
@@ -350,6 +352,7 @@ def test_kill_ends_the_tree_and_keeps_the_record(
     assert client.get(f"/v1/executions/{made['id']}").status_code == 200
 
 
+@pytest.mark.both_shapes
 def test_deleted_execution_is_ended_and_forgotten(
     post: Callable[..., httpx.Response], client: httpx.Client, run: Run, marker: str
 ) -> None:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-pytestmark = pytest.mark.one_shape
-
 PATIENCE_SECONDS = 2.0
 """A planted fault stays, so the judges need not wait long."""
 

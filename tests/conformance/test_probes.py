@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from .target import Target
 
-pytestmark = pytest.mark.one_shape
-
 
 def test_root_says_that_the_runtime_is_active(client: httpx.Client) -> None:
     response = client.get("/")

@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 
 JSON = {"Content-Type": "application/json"}
 
-pytestmark = [
-    routing.needs_router,
-    pytest.mark.one_shape,
-]
+pytestmark = routing.needs_router
 
 
 @pytest.fixture

@@ -188,6 +188,7 @@ def test_hook_that_exits_spoils_no_later_cell(session: Session, event: str) -> N
     assert session.value("6 * 7") == "42"
 
 
+@pytest.mark.both_shapes
 @pytest.mark.parametrize(
     ("code", "exit_code", "signal"),
     [("import os; os._exit(3)", 3, None), ("import ctypes; ctypes.string_at(0)", 139, "SIGSEGV")],
@@ -364,6 +365,7 @@ def test_cell_over_its_limit_is_interrupted_in_time_and_keeps_its_state(session:
     )
 
 
+@pytest.mark.both_shapes
 def test_cell_that_swallows_interrupts_cannot_hold_its_session(session: Session) -> None:
     session.run("x = 1")
     code = (
@@ -459,6 +461,7 @@ def test_expected_generation_that_is_not_there_runs_nothing(session: Session) ->
     assert session.run("1", expect_generation=2)["state_lost"] is True
 
 
+@pytest.mark.both_shapes
 def test_cell_ends_when_its_caller_goes_away(client: httpx.Client, session: Session) -> None:
     session.run("x = 1")
     with client.stream(
@@ -516,6 +519,7 @@ def test_same_code_again_is_answered_with_the_same_result(client: httpx.Client) 
     assert client.post("/v1/code", json={"code": "1"}, headers=headers).status_code == 422
 
 
+@pytest.mark.both_shapes
 def test_kill_of_a_cell_ends_its_generation_when_it_must(
     client: httpx.Client, session: Session
 ) -> None:
@@ -563,6 +567,7 @@ def test_session_shows_where_it_stands(client: httpx.Client, session: Session) -
     assert session.id in [item["id"] for item in client.get("/v1/sessions").json()["items"]]
 
 
+@pytest.mark.both_shapes
 def test_deleted_session_ends_what_it_started_and_is_forgotten(
     make: Callable[..., Session], run: Any
 ) -> None:
@@ -683,6 +688,7 @@ def test_cell_over_its_cpu_limit_is_interrupted_and_keeps_its_state(
     )
 
 
+@pytest.mark.both_shapes
 def test_cell_that_goes_on_past_its_cpu_limit_loses_its_state(make: Callable[..., Session]) -> None:
     session = make(limits={"cpu_seconds": 1})
     code = (
@@ -721,6 +727,7 @@ def test_cpu_limit_of_a_session_is_that_of_each_cell(make: Callable[..., Session
         session.client.delete(branch.path)
 
 
+@pytest.mark.both_shapes
 def test_program_left_behind_by_a_cell_ends_at_the_cpu_limit(
     make: Callable[..., Session], run: Any
 ) -> None:
@@ -739,6 +746,7 @@ def test_program_left_behind_by_a_cell_ends_at_the_cpu_limit(
     assert (after["generation"], after["result"]["data"]["text/plain"]) == (1, "(-9, 1)")
 
 
+@pytest.mark.both_shapes
 def test_session_over_its_process_limit_is_ended(make: Callable[..., Session]) -> None:
     session = make(limits={"processes": 10})
     done = session.run(
@@ -754,6 +762,7 @@ def test_session_over_its_process_limit_is_ended(make: Callable[..., Session]) -
 FILL = "held = bytearray(b'x') * (250 << 20)\nimport time\ntime.sleep(20)"
 
 
+@pytest.mark.both_shapes
 def test_session_over_its_memory_limit_is_ended(make: Callable[..., Session]) -> None:
     """Each session's worker is freshly forked. Meanwhile the warden watches no further worker
     with a limit."""
@@ -765,6 +774,7 @@ def test_session_over_its_memory_limit_is_ended(make: Callable[..., Session]) ->
         assert session.client.delete(session.path).status_code == 204
 
 
+@pytest.mark.both_shapes
 def test_branch_of_a_session_has_its_memory_limit(make: Callable[..., Session]) -> None:
     session = make(limits={"memory_bytes": 100 << 20})
     session.run("x = 1")
@@ -981,6 +991,7 @@ def test_frames_that_a_cell_forges_end_no_more_than_its_worker(
     assert other.value("x") == "1"
 
 
+@pytest.mark.both_shapes
 def test_many_sessions_come_and_go(client: httpx.Client) -> None:
     for number in range(40):
         name = f"many-{number}-{secrets.token_hex(4)}"
