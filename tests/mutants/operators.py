@@ -49,8 +49,8 @@ OVER_THE_WIRE = {
 
 
 def tests_of(module: Path) -> tuple[str, ...]:
-    """The tests that mirror the module, or, without such a file, the tests of the folder. With these
-    the tests over the wire."""
+    """The tests that mirror the module, or, without such a file, the tests of the folder; and the
+    tests over the wire."""
     inner = module.relative_to(REPOSITORY / "execd")
     mirror = REPOSITORY / "tests" / inner.parent / f"test_{inner.stem}.py"
     found = mirror if mirror.exists() else mirror.parent
