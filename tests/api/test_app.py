@@ -28,68 +28,6 @@ TOKEN = "open-sesame"
 HASH = hashlib.sha256(TOKEN.encode()).hexdigest()
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/nothing", {"detail": "Not Found"}),
-        ("/v2/nothing", {"detail": "Not Found"}),
-        (
-            "/v1/nothing",
-            {"code": "NOT_FOUND", "message": "path: no route of this daemon has this path"},
-        ),
-    ],
-)
-async def test_unknown_route_is_404_in_its_dialect(wire: Wire, path: str, body: object) -> None:
-    answer = await wire.request("GET", path)
-    assert (answer.http_status, answer.json()) == (404, body)
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "allowed", "body"),
-    [
-        ("GET", "/execute", {"POST"}, {"detail": "Method Not Allowed"}),
-        ("OPTIONS", "/upload", {"POST"}, {"detail": "Method Not Allowed"}),
-        ("POST", "/list/x", {"GET", "HEAD"}, {"detail": "Method Not Allowed"}),
-        ("DELETE", "/", {"GET", "HEAD"}, {"detail": "Method Not Allowed"}),
-        (
-            "PUT",
-            "/v1/health",
-            {"GET", "HEAD"},
-            {"code": "METHOD_NOT_ALLOWED", "message": "method: this path allows GET, HEAD"},
-        ),
-        (
-            "PUT",
-            "/v1/executions",
-            {"GET", "HEAD", "POST"},
-            {"code": "METHOD_NOT_ALLOWED", "message": "method: this path allows GET, HEAD, POST"},
-        ),
-    ],
-)
-async def test_wrong_method_is_405_and_names_the_right_ones(
-    wire: Wire, method: str, path: str, allowed: set[str], body: object
-) -> None:
-    answer = await wire.request(method, path)
-    assert (answer.http_status, answer.json()) == (405, body)
-    assert set(answer.headers["Allow"].split(",")) == allowed
-
-
-@pytest.mark.parametrize(
-    "target",
-    [
-        "/list",
-        "/list/",
-        "/list//",
-        "/list/.",
-        "/list/%2E",
-        "/exists",
-        "/exists/",
-        "http://localhost/list/.",
-    ],
-)
-async def test_no_spelling_is_redirected(wire: Wire, target: str) -> None:
-    assert (await wire.exchange("GET", target)).http_status == 200
-
-
 HOST = b"Host: localhost\r\n"
 POST = b"POST /execute HTTP/1.1\r\nHost: localhost\r\n"
 NOT_HTTP = [
@@ -148,23 +86,6 @@ async def test_a_malformed_request_is_refused_with_the_rule_that_it_breaks(
     assert await connection.is_closed_by_peer()
 
 
-async def test_request_id_is_echoed_whatever_the_answer(wire: Wire) -> None:
-    for method, target in (
-        ("GET", "/"),
-        ("GET", "/nothing"),
-        ("GET", "/execute"),
-        ("POST", "/execute"),
-        ("GET", "/download/x"),
-    ):
-        answer = await wire.request(method, target, headers={"X-Request-ID": "0123456789abcdef"})
-        assert answer.headers["X-Request-ID"] == "0123456789abcdef"
-
-
-async def test_request_id_is_made_when_absent(wire: Wire) -> None:
-    made = {(await wire.request("GET", "/")).headers["X-Request-ID"] for _ in range(3)}
-    assert len(made) == 3
-
-
 @pytest.mark.parametrize(
     ("given", "kept"),
     [
@@ -219,21 +140,6 @@ async def test_body_without_a_token_is_not_asked_for(
     )
     answer = await connection.receive()
     assert (answer.http_status, answer.headers["Connection"]) == (401, "close")
-
-
-async def test_expectation_is_met_once_the_request_may_go_on(wire: Wire) -> None:
-    connection = await wire.connect()
-    body = b'{"command":"echo hi"}'
-    await connection.send(
-        request_bytes(
-            "POST",
-            "/execute",
-            headers=JSON | {"Expect": "100-continue", "Content-Length": str(len(body))},
-        )
-    )
-    assert (await connection.receive()).http_status == 100
-    await connection.send(body)
-    assert (await connection.receive()).json()["stdout"] == "hi\n"
 
 
 EXPECTING = {"Expect": "100-continue", "Content-Length": str(1 << 30)}
@@ -399,29 +305,12 @@ async def test_json_body_over_its_limit_is_413(
     assert "1000 bytes" in answer.json()["message"]
 
 
-async def test_body_that_breaks_its_own_encoding_is_the_callers_fault(wire: Wire) -> None:
-    connection = await wire.connect()
-    await connection.send(
-        b"POST /execute HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
-    )
-    await connection.send(b"xyz\r\n")
-    assert (await connection.receive()).http_status == 400
-
-
 @pytest.mark.parametrize("path", ["/execute", "/v1/executions", "/v1/fs/mkdir"])
 async def test_body_that_is_compressed_is_refused_by_name(wire: Wire, path: str) -> None:
     body = gzip.compress(b'{"command": "true"}')
     answer = await wire.request("POST", path, body, JSON | {"Content-Encoding": "gzip"})
     assert answer.http_status == 400
     assert "Content-Encoding" in answer.json()["message"]
-
-
-async def test_what_is_no_http_is_400_and_harms_nobody_else(wire: Wire) -> None:
-    connection = await wire.connect()
-    await connection.send(b"GET / HTTP/1.1\r\nHost: localhost\r\nbroken header\x00: secret\r\n\r\n")
-    assert (await connection.receive()).http_status == 400
-    await connection.close()
-    assert (await wire.request("GET", "/")).http_status == 200
 
 
 async def test_each_request_is_one_line_without_its_query(

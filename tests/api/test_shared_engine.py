@@ -21,35 +21,6 @@ def kinds(shared: SharedEngine) -> set[str]:
     return {line.split()[0] for line in shared.left_behind()}
 
 
-async def test_execution_that_runs_is_named_and_ended(
-    wire: Wire, shared_engine: SharedEngine
-) -> None:
-    body = b'{"command": "exec sleep 1000", "detach": true, "id": "left"}'
-    await wire.request("POST", "/v1/executions", body)
-    await wire.engine.get("left").wait_started()
-    assert {"execution", "process", "child"} <= kinds(shared_engine)
-    await shared_engine.reset()
-    assert shared_engine.left_behind() == []
-
-
-async def test_process_that_an_ended_command_left_is_named_and_ended(
-    wire: Wire, shared_engine: SharedEngine
-) -> None:
-    answer = await wire.execute("setsid sleep 1000 > /dev/null 2>&1 &")
-    assert answer.json()["exit_code"] == 0
-    assert "process" in kinds(shared_engine)
-    await shared_engine.reset()
-    assert shared_engine.left_behind() == []
-
-
-async def test_key_of_an_ended_execution_is_free(wire: Wire, shared_engine: SharedEngine) -> None:
-    for word in "first", "second":
-        body = b'{"command": "echo %b", "id": "same"}' % word.encode()
-        answer = await wire.request("POST", "/v1/executions", body, {"Idempotency-Key": "same"})
-        assert answer.json()["stdout"] == f"{word}\n"
-        await shared_engine.reset()
-
-
 def leave_a_file(wire: Wire) -> None:
     (wire.base_dir / "left").touch()
 

@@ -1,2 +1,1 @@
-"""The benchmarks as an instrument: their arithmetic, their protocols, their plots, and a tiny
-run."""
+"""The arithmetic behind the published figures."""

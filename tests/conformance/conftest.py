@@ -27,7 +27,9 @@ confinement."""
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers", "one_shape: has nothing to do with processes; one shape of the daemon is enough"
+        "markers",
+        "both_shapes: about the trees, walls or ends of programs, which each shape of the daemon "
+        "keeps in its own way; any other test asks the daemon with namespaces alone",
     )
     config.addinivalue_line(
         "markers",
@@ -56,10 +58,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "target" in metafunc.fixturenames:
         shapes = ["url"] if elsewhere() else list(SHAPES)
-        if metafunc.definition.get_closest_marker("one_shape"):
-            shapes = shapes[:1]
         if metafunc.definition.get_closest_marker("shape_by_user"):
             shapes = shapes[:1] if os.geteuid() == 0 else shapes[-1:]
+        elif not metafunc.definition.get_closest_marker("both_shapes"):
+            shapes = shapes[:1]
         metafunc.parametrize("target", shapes, indirect=True, scope="session")
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from .conftest import Run
     from .target import Answer, Target
 
-pytestmark = pytest.mark.one_shape
-
 NO_HEADERS: Mapping[str, str] = {}
 FORMATS = ("tar", "tar.gz", "zip")
 any_format = pytest.mark.parametrize("kind", FORMATS)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from .conftest import Run
     from .target import Target
 
+pytestmark = pytest.mark.both_shapes
+
 PROMPTLY_SECONDS = 2.0
 
 

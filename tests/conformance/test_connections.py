@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from .target import Target
 
-pytestmark = pytest.mark.one_shape
-
 OPEN_FILES = 1024
 """Descriptors of the daemon under attack. With few descriptors the attack is the same, and the test
 needs few descriptors."""

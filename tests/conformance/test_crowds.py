@@ -83,6 +83,7 @@ def seen(run: Run) -> list[int]:
     return [int(n) for n in run.out("exec " + python(LOOK)).split()]
 
 
+@pytest.mark.both_shapes
 def test_thousand_commands_leave_nothing_behind(run: Run, target: Target) -> None:
     before = seen(run)
     descriptors = target.descriptor_count() if target.pid else None
@@ -99,6 +100,7 @@ def test_thousand_commands_leave_nothing_behind(run: Run, target: Target) -> Non
         assert target.resident_bytes() - memory_bytes < 16 << 20
 
 
+@pytest.mark.both_shapes
 def test_orphans_of_a_command_are_reaped(run: Run) -> None:
     before = seen(run)
     ran = run.python(
@@ -132,7 +134,6 @@ def test_crowd_of_commands_leaves_probes_answered_and_every_answer_right(target:
     assert prober.worst_seconds < PROBE_SECONDS + SLACK_SECONDS
 
 
-@pytest.mark.one_shape  # the daemon decides who may start
 def test_command_that_computes_in_its_first_moments_keeps_others_waiting_for_a_moment_only(
     target: Target, client: httpx.Client, run: Run
 ) -> None:
@@ -157,7 +158,6 @@ def test_command_that_computes_in_its_first_moments_keeps_others_waiting_for_a_m
             client.delete(f"/v1/executions/{execution_id}")
 
 
-@pytest.mark.one_shape  # the daemon decides who may start
 def test_sleeping_commands_start_at_once_however_few_may_start(
     target: Target, client: httpx.Client, run: Run, marker: str
 ) -> None:

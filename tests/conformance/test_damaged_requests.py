@@ -11,7 +11,6 @@ import struct
 import time
 from typing import TYPE_CHECKING
 
-import pytest
 from hypothesis import example, given
 
 from tests.fuzz.damage import damaged
@@ -21,8 +20,6 @@ from .target import READ_SECONDS, request_bytes, wait_until
 
 if TYPE_CHECKING:
     from .target import Target
-
-pytestmark = pytest.mark.one_shape
 
 FORM = (
     b'--b\r\nContent-Disposition: form-data; name="file"; filename="damaged"\r\n\r\nx\r\n--b--\r\n'

@@ -104,6 +104,7 @@ def test_program_finds_what_the_shell_would_have_passed_on(
         assert by_shell == ("shell", directly)
 
 
+@pytest.mark.both_shapes
 def test_program_without_a_shell_has_the_three_descriptors_and_no_signal_ignored(
     run: Run,
 ) -> None:
@@ -113,6 +114,7 @@ def test_program_without_a_shell_has_the_three_descriptors_and_no_signal_ignored
     assert run(listed).stdout == run(f"{listed} #").stdout == "['0', '1', '2', '3']\n"
 
 
+@pytest.mark.both_shapes
 @pytest.mark.parametrize(
     "number",
     [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGINT, signal.SIGPIPE, 10, 34, 64],

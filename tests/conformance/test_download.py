@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     Upload = Callable[[str, bytes], httpx.Response]
 
-pytestmark = pytest.mark.one_shape
-
 CONTENT = bytes(range(256)) * 4
 
 

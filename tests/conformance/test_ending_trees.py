@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from .conftest import Run
 
+pytestmark = pytest.mark.both_shapes
+
 MIB = 1 << 20
 
 FORK_BOMB = "f() { f & f & sleep MARK; }; f"

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from .target import elsewhere
 
 if TYPE_CHECKING:
+    import httpx
+
     from .conftest import Run
     from .target import Target
+
+pytestmark = pytest.mark.both_shapes
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -73,9 +79,13 @@ def test_environment_has_nothing_of_the_daemon_s(run: Run, target: Target) -> No
     assert target.secret is None or target.secret not in found.values()
 
 
-def test_traceparent_reaches_the_command(run: Run) -> None:
-    assert environment(run, {"traceparent": TRACEPARENT})["TRACEPARENT"] == TRACEPARENT
+def test_traceparent_reaches_the_command(run: Run, client: httpx.Client) -> None:
+    trace = {"traceparent": TRACEPARENT}
+    assert environment(run, trace)["TRACEPARENT"] == TRACEPARENT
     assert "TRACEPARENT" not in environment(run)
+    body = {"command": "echo $TRACEPARENT"}
+    answer = client.post("/v1/executions", json=body, headers=trace)
+    assert answer.json()["stdout"] == f"{TRACEPARENT}\n"
 
 
 def test_core_files_are_off_and_open_files_are_bounded(run: Run) -> None:

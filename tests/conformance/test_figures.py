@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from .target import READ_SECONDS, wait_until
 
 if TYPE_CHECKING:
     import httpx
-
-pytestmark = pytest.mark.one_shape
 
 
 def read_stats(client: httpx.Client) -> dict[str, Any]:

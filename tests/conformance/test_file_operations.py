@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     Post = Callable[..., Answer]
 
-pytestmark = pytest.mark.one_shape
-
 
 @pytest.fixture
 def post(target: Target) -> Post:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from .conftest import Run
     from .target import Answer, Target
 
-pytestmark = pytest.mark.one_shape
-
 NOT_EMPTY = {
     "code": "CONFLICT",
     "message": "directory is not empty; pass recursive=true to remove it",

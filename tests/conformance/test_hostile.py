@@ -205,6 +205,7 @@ FORK_BOMB = "i=0; while [ $i -lt 700 ]; do sleep {marker} & i=$((i+1)); done; wa
 """Bounded, so that a daemon without a limit fails the test but not the machine."""
 
 
+@pytest.mark.both_shapes
 def test_fork_bomb_ends_at_the_process_limit(run: Run, client: httpx.Client, marker: str) -> None:
     with probing(client):
         for _ in range(5):
@@ -242,6 +243,7 @@ def answer_to_a_bomb(run: Run, target: Target, marker: str) -> bytes | None:
             connection.shutdown(socket.SHUT_RDWR)  # the reader's end
 
 
+@pytest.mark.both_shapes
 def test_fork_bomb_of_one_does_not_starve_another(run: Run, target: Target, marker: str) -> None:
     # Without namespaces the kernel counts the user's processes (RLIMIT_NPROC), the bombs of other
     # tests too, and may refuse a fork of this one.
@@ -258,6 +260,7 @@ SAFE = 'case "$PWD" in /|/root|/home|/tmp|/usr|/etc) exit 99;; esac; '
 """Never delete a directory that nobody would give to a sandbox, whatever the daemon's settings."""
 
 
+@pytest.mark.both_shapes
 @pytest.mark.parametrize(
     "how",
     [
@@ -280,6 +283,7 @@ def test_next_step_is_served_after_everything_is_deleted(
     run('rm -rf "$PWD.moved" a.py')
 
 
+@pytest.mark.both_shapes
 def test_everything_deleted_by_python_as_in_the_ray_example(run: Run, client: httpx.Client) -> None:
     client.post(
         "/upload",
@@ -290,6 +294,7 @@ def test_everything_deleted_by_python_as_in_the_ray_example(run: Run, client: ht
     assert run.out("python agent_action.py") == "55\n"
 
 
+@pytest.mark.both_shapes
 def test_folder_turned_read_only_gets_a_clear_answer(
     run: Run, client: httpx.Client, folder: str
 ) -> None:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from .target import Target
 
-pytestmark = pytest.mark.one_shape
-
 GIB = 1 << 30
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     OwnDaemon = Callable[..., Target]
 
-pytestmark = [pytest.mark.one_shape, pytest.mark.any_kernel]
+pytestmark = pytest.mark.any_kernel
 
 JSON = {"Content-Type": "application/json"}
 # Longer than the suite waits for any answer: an answer that waited for the queue would never come.

@@ -14,7 +14,6 @@ import sys
 from typing import TYPE_CHECKING
 
 import httpx
-import psutil
 import pytest
 
 from ..free_port import free_port
@@ -24,8 +23,6 @@ from .target import READ_SECONDS, REPOSITORY, Target, start, wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-pytestmark = pytest.mark.one_shape
 
 PATIENCE_SECONDS = 2.0
 """A planted fault stays, so the judges need not wait long."""
@@ -60,15 +57,6 @@ os._exit = lambda exit_code: leave(3)
 NO_WARDEN = """
 from execd.engine import assembly
 assembly.WARDEN_MODULE = "no.such.module"
-"""
-NO_SECOND_WARDEN = """
-from execd.proc.client import WardenClient
-first = [WardenClient._launch]
-def launch(self, end):
-    if not first:
-        raise OSError("planted")
-    return first.pop()(self, end)
-WardenClient._launch = launch
 """
 
 
@@ -142,33 +130,6 @@ def test_left_process_of_a_command_is_found(tmp_path: Path, shape: str) -> None:
     assert " sleep 3600'" in said
 
 
-def test_left_process_of_a_command_is_found_by_a_command(tmp_path: Path) -> None:
-    target = begin(tmp_path)
-    try:
-        execute(target, "setsid sleep 3600 > /dev/null 2>&1 &")
-        with pytest.raises(AssertionError, match=r"no process of user code is left.* sleep 3600'"):
-            aftermath.no_process_is_left_elsewhere(target, PATIENCE_SECONDS)
-    finally:
-        target.stop()
-
-
-def test_left_process_with_the_command_line_of_the_zygote_is_found(tmp_path: Path) -> None:
-    """A session's interpreter has this command line, so the judges count."""
-    target = begin(tmp_path)
-    try:
-        run_code(target, "left")
-        wait_until(
-            lambda: aftermath.processes_below(target)["zygote or worker"] == 3,
-            READ_SECONDS,
-            "the pool is full again",
-        )
-        for judge in (aftermath.no_process_is_left, aftermath.no_process_is_left_elsewhere):
-            with pytest.raises(AssertionError, match="'zygote or worker': 3"):
-                judge(target, PATIENCE_SECONDS)
-    finally:
-        target.stop()
-
-
 def test_zombie_is_found(tmp_path: Path) -> None:
     """The child of a process that does not wait for the child."""
     target = begin(tmp_path)
@@ -188,17 +149,6 @@ def test_zombie_is_found(tmp_path: Path) -> None:
 def test_warden_that_does_not_start_is_found(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="the daemon ended at start"):
         begin(tmp_path, NO_WARDEN)
-
-
-def test_warden_that_does_not_start_again_is_found(tmp_path: Path) -> None:
-    target = begin(tmp_path, NO_SECOND_WARDEN)
-
-    def use() -> None:
-        [warden] = psutil.Process(target.pid).children()
-        warden.kill()
-        wait_until(lambda: get(target, "/readyz") == 503, READ_SECONDS, "the loss is known")
-
-    assert "no process of user code is left, and no zombie: {}" in complaint(target, use)
 
 
 # --- the scripts of CI, for a daemon elsewhere

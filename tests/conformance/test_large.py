@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from .conftest import Run
     from .target import Target
 
-pytestmark = pytest.mark.one_shape
-
 MIB = 1 << 20
 BLOCK = random.Random(20_261_121).randbytes(MIB)  # content, not a secret
 SIZES = [

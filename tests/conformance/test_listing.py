@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from .conftest import Run
     from .target import Target
 
-pytestmark = pytest.mark.one_shape
-
 
 def test_list_tells_name_size_type_and_time(client: httpx.Client, run: Run, folder: str) -> None:
     run.out(

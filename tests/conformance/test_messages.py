@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from .conftest import Run
 
-pytestmark = pytest.mark.one_shape
-
 
 @pytest.mark.parametrize(
     ("path", "body", "nearest", "known"),

@@ -187,6 +187,7 @@ def test_exit_code_of_a_cell_is_0_only_if_the_cell_ran_to_its_end(
 HOG = f"b = bytearray({400 * MIB})\nb[::4096] = b'x' * len(b[::4096])\nimport time; time.sleep(60)"
 
 
+@pytest.mark.both_shapes
 @pytest.mark.parametrize(
     ("reason", "message", "fields"),
     [
@@ -261,6 +262,7 @@ def test_message_of_a_killed_command_names_the_caller(
     assert (done["exit_reason"], "caller" in done["message"]) == ("canceled", True)
 
 
+@pytest.mark.both_shapes
 @pytest.mark.parametrize(
     ("reason", "message", "code", "fields"),
     [
@@ -407,6 +409,7 @@ def test_usage_that_nothing_measured_is_null(execute: Callable[..., dict[str, An
             assert done["usage"][name] is None or done["usage"][name] > 0, done["usage"]
 
 
+@pytest.mark.both_shapes
 def test_memory_of_a_tiny_program_is_not_the_wardens(
     execute: Callable[..., dict[str, Any]],
 ) -> None:

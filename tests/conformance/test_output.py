@@ -74,21 +74,6 @@ def test_cut_in_the_middle_of_a_character_makes_no_garbage(run: Run) -> None:
     assert ran.stdout.count("\ufffd") <= 4
 
 
-@pytest.mark.one_shape
-def test_two_hundred_megabytes_are_counted_exactly(run: Run) -> None:
-    ran = run("yes 0123456789abcde | head -c 200000000", timeout_seconds=120)
-    assert ran.exit_code == 0
-    assert_honest(ran, "stdout", LINE * 12_500_000)
-
-
-@pytest.mark.one_shape
-def test_hundred_megabytes_without_a_newline_are_counted_exactly(run: Run) -> None:
-    ran = run("head -c 100000000 /dev/zero | tr '\\0' x", timeout_seconds=120)
-    assert ran.exit_code == 0
-    assert_honest(ran, "stdout", b"x" * 100_000_000)
-
-
-@pytest.mark.one_shape
 def test_endless_output_is_ended_at_the_limit_and_truncated_honestly(target: Target) -> None:
     # A busy machine makes the silent command late as well; the flood may add nothing to the delay.
     flood, silent = target.request_at_once(
@@ -109,7 +94,6 @@ def test_endless_output_is_ended_at_the_limit_and_truncated_honestly(target: Tar
     assert ran.stderr == "Command timed out after 10 seconds"
 
 
-@pytest.mark.one_shape
 def test_flood_does_not_hold_up_others(run: Run, target: Target) -> None:
     quick = [request_bytes("GET", "/"), execute_bytes("echo hi")]
     answers = target.request_at_once([*[execute_bytes("yes", timeout_seconds=4)] * 4, *quick])
@@ -118,7 +102,6 @@ def test_flood_does_not_hold_up_others(run: Run, target: Target) -> None:
     assert answers[5].elapsed_seconds < 2 + SLACK_SECONDS
 
 
-@pytest.mark.one_shape
 def test_daemon_does_not_grow_with_the_output_of_its_commands(run: Run, target: Target) -> None:
     if target.pid is None:
         pytest.skip("the daemon's pid is not known here: its memory cannot be seen (EXECD_PID)")
@@ -129,7 +112,6 @@ def test_daemon_does_not_grow_with_the_output_of_its_commands(run: Run, target: 
     assert target.resident_bytes() - before < 16 * MIB
 
 
-@pytest.mark.one_shape
 @pytest.mark.skipif(not LARGE, reason="takes a minute: set EXECD_CONFORMANCE_LARGE=1")
 def test_ten_gigabytes_are_counted_exactly(run: Run, target: Target) -> None:
     before = target.resident_bytes() if target.pid else 0

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from .target import Target
 
-pytestmark = pytest.mark.one_shape
-
 
 def test_root_says_that_the_runtime_is_active(client: httpx.Client) -> None:
     response = client.get("/")
@@ -51,6 +49,10 @@ def test_unknown_route_is_404_in_the_dialect_s_shape(client: httpx.Client, path:
     response = client.get(path)
     assert response.status_code == 404
     assert response.json() == {"detail": "Not Found"}
+    response = client.get(f"/v1{path}")
+    message = "path: no route of this daemon has this path"
+    assert response.status_code == 404
+    assert response.json() == {"code": "NOT_FOUND", "message": message}
 
 
 @pytest.mark.parametrize(
@@ -72,6 +74,14 @@ def test_wrong_method_is_405_and_names_the_right_one(
     assert response.status_code == 405
     assert response.json() == {"detail": "Method Not Allowed"}
     assert allowed in re.split(r",\s*", response.headers["allow"])
+
+
+def test_wrong_method_of_v1_is_405_and_names_the_right_ones(client: httpx.Client) -> None:
+    response = client.put("/v1/executions")
+    message = "method: this path allows GET, HEAD, POST"
+    assert response.status_code == 405
+    assert response.json() == {"code": "METHOD_NOT_ALLOWED", "message": message}
+    assert response.headers["allow"] == "GET,HEAD,POST"
 
 
 @pytest.mark.parametrize(

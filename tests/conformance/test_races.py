@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from .conftest import Run
     from .target import Target
 
-pytestmark = pytest.mark.one_shape
-
 # Each operation takes gVisor ten times as long. CI has 4,000 natively, a developer's run 1,000.
 OPERATIONS = 2_000 if elsewhere() else settings().max_examples * 40
 CONNECTIONS = 4

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 JSON = {"Content-Type": "application/json"}
 
-pytestmark = pytest.mark.one_shape
-
 
 @pytest.fixture(params=routing.KINDS)
 def routed(request: pytest.FixtureRequest) -> Iterator[Callable[[Target], RoutedClient]]:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from .conftest import Ran, Run
     from .target import Target
 
+pytestmark = pytest.mark.both_shapes
+
 DOUBLE_FORK = """
 import os, time
 if os.fork() == 0:

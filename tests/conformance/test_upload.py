@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     Upload = Callable[[str, bytes], httpx.Response]
 
-pytestmark = pytest.mark.one_shape
-
 BOUNDARY = "b0undary"
 MULTIPART = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
 END = f"\r\n--{BOUNDARY}--\r\n".encode()

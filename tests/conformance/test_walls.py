@@ -198,6 +198,7 @@ print(json.dumps({line[0]: line[1] for line in lines}))
 """
 
 
+@pytest.mark.both_shapes
 def test_commands_have_no_capability_that_a_container_would_not_give_them(
     run: Run, target: Target
 ) -> None:
@@ -233,6 +234,7 @@ print(os.strerror(ctypes.get_errno()))
 """
 
 
+@pytest.mark.both_shapes
 def test_no_command_opens_files_by_handle(run: Run) -> None:
     """open_by_handle_at(2) takes no path, so no cover stops the call."""
     ran = run.python(OPEN_BY_HANDLE)

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from .conftest import Run
     from .target import Target
 
-pytestmark = pytest.mark.one_shape
-
 
 class Stream:
     """The events of a watch, as they come."""

@@ -64,43 +64,6 @@ async def test_a_flood_is_counted_to_the_byte_and_costs_little_memory(tmp_path: 
         assert os.path.getsize(tmp_path / f"state/logs/{execution.id}.stdout") == MIB
 
 
-async def test_endless_yes_keeps_memory_flat_and_truncation_honest(tmp_path: Path) -> None:
-    async with running(tmp_path, log_bytes=MIB) as engine:
-        execution = engine.run(shell_command("yes"))
-        await execution.wait_started()
-        peak = 0
-        while execution.state is not State.EXITED:
-            peak = max(peak, execution.output.memory_bytes)
-            if execution.output.streams["stdout"].total_bytes > 20 * MIB:
-                execution.end(ExitReason.CANCELED, 0.0)
-            await asyncio.sleep(0.01)
-        result = await execution.wait()
-        assert result.exit_reason is ExitReason.CANCELED
-        assert peak <= 256 * 1024 * 3
-        excerpt = await execution.excerpt("stdout", 1001)
-        total = execution.output.streams["stdout"].total_bytes
-        assert total > 10 * MIB
-        assert (excerpt.head, excerpt.tail) == (
-            b"y\n" * 250,
-            b"y\n" * 250 if total % 2 == 0 else b"\ny" * 250,
-        )
-        assert excerpt.truncation is not None
-        assert excerpt.truncation.omitted_bytes == total - 1000
-
-
-async def test_output_of_any_bytes_comes_back_as_it_was(engine: Engine) -> None:
-    outcome = await sh(
-        engine, 'i=0; while [ $i -lt 256 ]; do printf "\\\\$(printf %o $i)"; i=$((i+1)); done'
-    )
-    assert outcome.stdout == bytes(range(256))
-
-
-async def test_larger_output_comes_back_whole_from_the_disk(engine: Engine) -> None:
-    outcome = await sh(engine, "seq 200000; seq 100000 >&2")
-    assert outcome.stdout == b"".join(b"%d\n" % number for number in range(1, 200_001))
-    assert outcome.stderr == b"".join(b"%d\n" % number for number in range(1, 100_001))
-
-
 @pytest.mark.parametrize("namespaces", ["auto", "off"])
 async def test_with_the_state_dir_gone_commands_run_and_what_is_lost_is_said(
     tmp_path: Path, namespaces: str
@@ -174,20 +137,6 @@ async def test_a_hung_disk_does_not_keep_a_timeout_from_being_answered(engine: E
 # Memory of ended runs.
 
 
-async def test_a_repeated_request_joins_the_run_whose_reply_is_still_wanted(engine: Engine) -> None:
-    command = shell_command("echo run >> runs; sleep 0.1; cat runs")
-    first = engine.run(command, request_key=b"k")
-    assert engine.run(command, request_key=b"k") is first
-    assert engine.run(command, request_key=b"other") is not first
-    with first.attach():
-        await first.wait()
-    assert engine.run(command, request_key=b"k") is first, "nobody has got its reply in full"
-    await finish(first)
-    again = engine.run(command, request_key=b"k")
-    assert again is not first
-    await finish(again)
-
-
 async def test_what_is_forgotten_takes_its_files_along(tmp_path: Path) -> None:
     async with running(tmp_path, retention_count=2) as engine:
         for _ in range(5):
@@ -216,15 +165,6 @@ async def test_a_reply_is_whole_although_nothing_is_remembered(
         assert {outcome.stdout for outcome in outcomes} == {
             b"".join(b"%d\n" % number for number in range(1, 100_001))
         }
-
-
-async def test_noting_ends_what_runs(engine: Engine) -> None:
-    execution = engine.run(shell_command("sleep 1000"))
-    await execution.wait_started()
-    await asyncio.wait_for(engine.forget(execution), 10)
-    assert (await execution.wait()).exit_reason is ExitReason.CANCELED
-    with pytest.raises(NotFound):
-        engine.get(execution.id)
 
 
 async def test_a_command_that_cannot_be_encoded_is_the_callers_mistake(engine: Engine) -> None:
@@ -456,48 +396,6 @@ async def test_what_has_ended_costs_no_more_than_is_counted(tmp_path: Path) -> N
 # Wear.
 
 
-async def test_a_thousand_commands_leave_no_descriptor_no_process_and_no_file(
-    tmp_path: Path,
-) -> None:
-    # In gVisor the conformance suite runs a thousand.
-    n_commands = 200 if is_gvisor() else 1000
-    async with running(tmp_path, retention_count=0) as engine:
-        await sh(engine, "true")
-        # The first command begins a question to the shell, which has descriptors of its own.
-        await wait_until_async(lambda: engine._parts.context.direct_exec._asking is None)
-        before = len(os.listdir("/proc/self/fd"))
-        warden = psutil.Process(engine.warden.pid)
-        rss = psutil.Process().memory_info().rss
-        for number in range(n_commands):
-            execution = engine.run(shell_command(f"exit {number % 256}"))
-            assert (await execution.wait()).exit_code == number % 256
-        assert len(os.listdir("/proc/self/fd")) == before
-        await wait_until_async(lambda: warden.children(recursive=True) == [])
-        assert os.listdir(tmp_path / "state/logs") == []
-        assert list(engine._registry) == []
-        facts = engine.capabilities()["commands"]
-        assert facts["running"] == facts["queued"] == 0
-        gc.collect()
-        assert psutil.Process().memory_info().rss - rss < 20 * MIB
-        assert engine.warden.restarts == 0
-        assert engine.warden._children == {}
-
-
-async def test_two_hundred_at_once_each_get_their_own(tmp_path: Path) -> None:
-    async with running(tmp_path, queue_wait_seconds=60.0) as engine:
-        outcomes = await asyncio.gather(
-            *(
-                sh(engine, f"echo {number}; echo e{number} >&2; exit {number % 7}")
-                for number in range(200)
-            )
-        )
-    assert [outcome.stdout for outcome in outcomes] == [b"%d\n" % number for number in range(200)]
-    assert [outcome.stderr for outcome in outcomes] == [b"e%d\n" % number for number in range(200)]
-    assert [outcome.result.exit_code for outcome in outcomes] == [
-        number % 7 for number in range(200)
-    ]
-
-
 async def test_the_loop_is_never_held_up_for_long(engine: Engine) -> None:
     """By work, in CPU time of the loop's thread: a busy machine holds the loop up too. By a wait,
     in seconds that no busy machine takes."""
@@ -550,31 +448,6 @@ async def test_ready_says_whether_a_command_would_run(tmp_path: Path) -> None:
         await engine.drain()
         assert not engine.is_ready
     assert not engine.is_ready
-
-
-async def test_capabilities_say_what_holds(tmp_path: Path) -> None:
-    async with running(tmp_path) as engine:
-        facts = engine.capabilities()
-        assert facts["namespaces"] is True
-        assert all(facts["protections"].values())
-    async with running(tmp_path, namespaces="off") as engine:
-        facts = engine.capabilities()
-        assert (facts["namespaces"], facts["namespaces_refused"]) == (False, "switched off")
-        assert not any(facts["protections"].values())
-
-
-async def test_commands_cannot_see_the_state_dir_or_the_daemon(
-    engine: Engine, tmp_path: Path
-) -> None:
-    await sh(engine, "seq 100000")
-    assert (
-        await sh(
-            engine,
-            f"ls {tmp_path}/state; cd {tmp_path}/state && ls; ls {tmp_path}/state/logs 2>&1; true",
-        )
-    ).text.split("\n")[:2] == ["bin", "bin"]
-    text = (await sh(engine, "cat /proc/[0-9]*/cmdline | tr '\\0' '\\n'")).text
-    assert "pytest" not in text
 
 
 @pytest.mark.root

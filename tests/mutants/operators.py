@@ -32,16 +32,32 @@ COMPARISONS = {
     ast.NotIn: "in",
 }
 Change = tuple[ast.expr, str]
+OVER_THE_WIRE = {
+    "api/v1": tuple(
+        f"conformance/test_{name}"
+        for name in ("executions", "streams", "sessions", "files", "file_operations", "outcomes")
+    ),
+    "api/python_runtime": tuple(
+        f"conformance/test_{name}"
+        for name in ("execute_requests", "download", "upload", "listing", "paths", "output")
+    ),
+    "api/e2b": ("dialects/test_dialects",),
+    "api/opensandbox": ("dialects/test_dialects",),
+    "api/sandboxd_grpc": ("dialects/test_dialects",),
+}
+"""By folder of execd: what no handler test asks, because a test over the wire asks."""
 
 
 def tests_of(module: Path) -> tuple[str, ...]:
-    """The tests that mirror the module, or, without such a file, the tests of the folder."""
+    """The tests that mirror the module, or, without such a file, the tests of the folder; and the
+    tests over the wire."""
     inner = module.relative_to(REPOSITORY / "execd")
     mirror = REPOSITORY / "tests" / inner.parent / f"test_{inner.stem}.py"
     found = mirror if mirror.exists() else mirror.parent
     if found == REPOSITORY / "tests":
         return ("tests/test_server.py", "tests/test_config.py")
-    return (str(found.relative_to(REPOSITORY)),)
+    over_the_wire = OVER_THE_WIRE.get(str(inner.parent), ())
+    return (str(found.relative_to(REPOSITORY)), *(f"tests/{name}.py" for name in over_the_wire))
 
 
 def _changes(tree: ast.Module) -> Iterator[Change]:

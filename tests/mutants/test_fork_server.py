@@ -89,15 +89,3 @@ def test_no_process_of_a_run_is_left(
     assert ask(SURVIVES.format(end=end), limit_seconds)["exit_code"] == exit_code
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "left").read_text()), 0)
-
-
-def test_a_signal_that_the_shell_ignores_ends_the_programs_of_the_tests(
-    ask: Callable[..., dict[str, Any]],
-) -> None:
-    found = ask("""
-import signal, subprocess, sys
-def test_first():
-    program = "import signal; print(signal.getsignal(signal.SIGHUP) is signal.SIG_DFL)"
-    assert subprocess.check_output([sys.executable, "-c", program]) == b"True\\n"
-""")
-    assert found["exit_code"] == 0, found["output"]

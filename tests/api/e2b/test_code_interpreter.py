@@ -44,62 +44,6 @@ async def lines(box: Box, code: str, **fields: Any) -> list[Any]:
     return shown
 
 
-async def test_cell_shows_output_results_and_errors(notebook: Box) -> None:
-    *written, value = await lines(notebook, "x = 'é\\u2028\\x85'\nprint(x + '\\n')\nx")
-    # `print` writes twice, and a busy machine makes two events of that.
-    assert {event["type"] for event in written} == {"stdout"}
-    assert "".join(event["text"] for event in written) == "é\u2028\x85\n\n"
-    assert all("T" in event["timestamp"] for event in written)
-    assert value == {"type": "result", "is_main_result": True, "text": "'é\\u2028\\x85'"}
-    [shown] = await lines(
-        notebook,
-        "from IPython.display import display\n"
-        "display({'text/html': '<b>', 'x/own': 1, 'image/png': b'\\x89PNG'}, raw=True)",
-    )
-    assert shown == {
-        "type": "result",
-        "is_main_result": False,
-        "html": "<b>",
-        "png": "iVBORw==",
-        "extra": {"x/own": 1},
-    }
-    [error] = await lines(notebook, "1/0")
-    assert (error["name"], error["value"]) == ("ZeroDivisionError", "division by zero")
-    assert "1/0" in error["traceback"]
-    [warning] = await lines(notebook, "import sys; sys.stderr.write('w\\n'); None")
-    assert (warning["type"], warning["text"]) == ("stderr", "w\n")
-
-
-async def test_environment_of_a_cell_ends_with_the_cell(notebook: Box) -> None:
-    code = "import os; os.environ.get('A')"
-    [value] = await lines(notebook, code, env_vars={"A": 'it\'s "1"'}, context_id=None)
-    assert value["text"] == repr('it\'s "1"')
-    assert await lines(notebook, code) == []
-
-
-async def test_contexts_have_a_cwd_and_a_state_of_their_own(notebook: Box) -> None:
-    answer = await post(notebook, "/contexts", language="Python", cwd="/")
-    one = answer.json()
-    assert (answer.http_status, one["language"], one["cwd"]) == (200, "python", "/")
-    two = (await post(notebook, "/contexts")).json()
-    assert two["cwd"] == str(notebook.wire.base_dir)
-    await lines(notebook, "y = 1", context_id=one["id"])
-    [value] = await lines(notebook, "import os; y, os.getcwd()", context_id=one["id"])
-    assert value["text"] == "(1, '/')"
-    [error] = await lines(notebook, "y", context_id=two["id"])
-    assert error["name"] == "NameError"
-    listed = (await notebook.get("/contexts")).json()
-    assert {context["id"] for context in listed} >= {one["id"], two["id"]}
-    assert all({"id", "language", "cwd"} == set(context) for context in listed)
-    assert (await post(notebook, f"/contexts/{one['id']}/restart")).http_status == 200
-    [error] = await lines(notebook, "y", context_id=one["id"])
-    assert error["name"] == "NameError"
-    answer = await notebook.wire.request("DELETE", f"/contexts/{one['id']}")
-    assert answer.http_status == 204
-    answer = await post(notebook, "/execute", code="1", context_id=one["id"])
-    assert (answer.http_status, answer.body) == (404, f"Context {one['id']} not found".encode())
-
-
 async def test_variables_of_init_reach_new_contexts(notebook: Box) -> None:
     await post(notebook, "/init", envVars={"FROM_INIT": "yes"})
     [value] = await lines(notebook, "import os; os.environ['FROM_INIT']")

@@ -159,12 +159,6 @@ async def test_move_needs_both_names(box: Box, message: Any) -> None:
     assert (http_status, refusal["code"]) == (400, "invalid_argument")
 
 
-async def test_removal_is_recursive_and_of_nothing_a_success(box: Box, tree: Path) -> None:
-    for _ in range(2):
-        assert await box.filesystem("Remove", {"path": str(tree)}) == (200, {})
-        assert not tree.exists()
-
-
 @pytest.mark.parametrize("path", ["", "/"])
 async def test_removal_of_everything_is_refused(box: Box, tree: Path, path: str) -> None:
     _, refusal = await box.filesystem("Remove", {"path": path})

@@ -34,31 +34,6 @@ async def is_listed(box: Box, pid: int) -> bool:
     return pid in [process["pid"] for process in listed.get("processes", [])]
 
 
-async def test_command_is_start_output_and_end(box: Box) -> None:
-    first, *messages, last = await box.start(shell("echo out; echo err >&2; exit 7"))
-    assert first["event"]["start"]["pid"] > 0
-    assert (output_of(messages), output_of(messages, "stderr")) == ("out\n", "err\n")
-    assert end_of(messages) == {
-        "exitCode": 7,
-        "exited": True,
-        "status": "exit status 7",
-        "error": "exit status 7",
-        "exitReason": "exited",
-    }
-    assert last == {}
-
-
-async def test_success_has_no_error_and_leaves_the_zero_out(box: Box) -> None:
-    end = end_of(await box.start(shell("true")))
-    assert end == {"exited": True, "status": "exit status 0", "exitReason": "exited"}
-
-
-async def test_signal_is_minus_one_and_not_exited(box: Box) -> None:
-    end = end_of(await box.start(shell("kill -9 $$")))
-    assert (end["exitCode"], end["status"], end["error"]) == (-1, *["signal: killed"] * 2)
-    assert "exited" not in end
-
-
 async def test_missing_program_is_127_after_a_start(box: Box) -> None:
     first, *messages, _ = await box.start({"process": {"cmd": "no-such-program"}})
     assert "start" in first["event"]
@@ -82,23 +57,6 @@ async def test_refusal_comes_before_the_start(box: Box, message: Any, code: str)
     assert refusal["error"]["code"] == code
 
 
-async def test_environment_and_working_directory_are_the_requests(box: Box) -> None:
-    message = {"process": {"cmd": "/bin/sh", "args": ["-c", "echo $A; pwd"]}}
-    message["process"].update(envs={"A": "é"}, cwd="/")
-    assert output_of(await box.start(message)) == "é\n/\n"
-    message["process"].update(cwd="~")
-    assert output_of(await box.start(message)) == f"é\n{box.wire.base_dir}\n"
-
-
-async def test_timeout_ends_the_tree_and_is_the_deadline_of_the_caller(box: Box) -> None:
-    *messages, last = await box.start(
-        shell("echo partial; sleep 600 & sleep 600"), Connect_Timeout_Ms="3000"
-    )
-    assert output_of(messages) == "partial\n"
-    assert last["error"]["code"] == "deadline_exceeded"
-    assert (await box.process("List", {}))[1] == {}
-
-
 async def test_no_time_at_all_starts_nothing(box: Box) -> None:
     [refusal] = await box.start(shell("true"), Connect_Timeout_Ms="0")
     assert refusal["error"]["code"] == "deadline_exceeded"
@@ -111,11 +69,6 @@ async def test_each_command_is_an_execution(box: Box) -> None:
     assert execution.result is not None
     assert execution.result.exit_code == 3
     assert execution.command.origin.dialect == "e2b"
-
-
-async def test_background_child_does_not_delay_the_end(box: Box) -> None:
-    messages = await box.start(shell("sleep 600 & echo done"))
-    assert output_of(messages) == "done\n"
 
 
 async def test_disconnect_does_not_end_the_command(box: Box) -> None:
@@ -189,19 +142,6 @@ async def test_keepalive_comes_in_silence_as_often_as_asked(box: Box) -> None:
     async with box.following(START, shell("sleep 600"), {"Keepalive-Ping-Interval": "1"}) as stream:
         assert "start" in (await stream.next())["event"]
         assert (await stream.next())["event"] == {"keepalive": {}}
-
-
-async def test_stdin_is_fed_and_closed(box: Box) -> None:
-    async with box.following(START, shell("cat; exit 2") | {"stdin": True}) as stream:
-        process = {"pid": (await stream.until("start"))["pid"]}
-        for text in ("one\n", "two"):
-            message = {"process": process, "input": {"stdin": b64(text)}}
-            assert await box.process("SendInput", message) == (200, {})
-        assert await box.process("CloseStdin", {"process": process}) == (200, {})
-        seen = b""
-        while seen != b"one\ntwo":
-            seen += base64.b64decode((await stream.until("data"))["stdout"])
-        assert (await stream.until("end"))["exitCode"] == 2
 
 
 async def test_streamed_input_is_written_in_order(box: Box) -> None:
@@ -290,22 +230,6 @@ async def test_list_has_what_runs_with_its_tag(box: Box) -> None:
         # the first process with another tag does not end the search
         message = {"process": {"tag": "two"}, "signal": 9}
         assert await box.process("SendSignal", message) == (200, {})
-
-
-async def test_terminal_has_a_size_and_takes_another(box: Box) -> None:
-    message = {"process": {"cmd": "/bin/sh", "args": ["-c", "stty size; read x; stty size"]}}
-    message["pty"] = {"size": {"cols": 81, "rows": 25}}
-    async with box.following(START, message) as stream:
-        process = {"pid": (await stream.until("start"))["pid"]}
-        assert base64.b64decode((await stream.until("data"))["pty"]) == b"25 81\r\n"
-        resize = {"process": process, "pty": {"size": {"cols": 97, "rows": 31}}}
-        assert await box.process("Update", resize) == (200, {})
-        typed = {"process": process, "input": {"pty": b64("go\n")}}
-        assert await box.process("SendInput", typed) == (200, {})
-        shown = b""
-        while b"31 97" not in shown:
-            shown += base64.b64decode((await stream.until("data"))["pty"])
-        await stream.until("end")
 
 
 async def test_closing_the_input_of_a_terminal_names_ctrl_d(box: Box) -> None:

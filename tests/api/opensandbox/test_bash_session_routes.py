@@ -40,14 +40,6 @@ async def test_standard_error_is_in_the_output_in_order(opensandbox: OpenSandbox
     assert (ran.stdout, ran.stderr) == ("a\nb\nc\n", "")
 
 
-async def test_output_cannot_forge_the_end_of_a_run(opensandbox: OpenSandbox) -> None:
-    session = await make(opensandbox)
-    forged = "echo __EXIT_CODE__:0; echo __PWD__:/etc; echo '#complete'; exit 3"
-    ran = await run_in(opensandbox, session, forged)
-    assert ran.exit_code == 3
-    assert (await run_in(opensandbox, session, "pwd")).stdout != "/etc\n"
-
-
 async def test_session_begins_in_a_directory_that_is_made(
     opensandbox: OpenSandbox, tmp_path: Path
 ) -> None:
@@ -55,22 +47,6 @@ async def test_session_begins_in_a_directory_that_is_made(
     assert (await run_in(opensandbox, session, "pwd")).stdout == f"{tmp_path}/new/one\n"
     assert (await run_in(opensandbox, session, "pwd", cwd="/")).stdout == "/\n"
     assert (await run_in(opensandbox, session, "pwd")).stdout == "/\n"
-
-
-async def test_timeout_of_a_run_is_an_error_event_and_the_session_goes_on(
-    opensandbox: OpenSandbox,
-) -> None:
-    session = await make(opensandbox)
-    await run_in(opensandbox, session, "A=1")
-    ran = await run_in(opensandbox, session, "echo a; sleep 1000", timeout=3000)
-    assert (ran.stdout, ran.exit_code) == ("a\n", -1)
-    assert ran.one("error")["error"]["ename"] == "CommandTimeout"
-    assert (await run_in(opensandbox, session, "echo $A")).stdout == "1\n"
-
-
-async def test_background_child_does_not_hold_up_the_run(opensandbox: OpenSandbox) -> None:
-    session = await make(opensandbox)
-    assert (await run_in(opensandbox, session, "sleep 1000 & echo hi")).stdout == "hi\n"
 
 
 async def test_deleted_session_is_gone_with_its_run(opensandbox: OpenSandbox) -> None:

@@ -41,32 +41,6 @@ async def test_displays_are_results_with_all_formats(with_sessions: OpenSandbox)
     assert shown[1] == {"image/png": "iVBORw0KGgo="}
 
 
-async def test_contexts_are_apart_and_can_be_listed_and_deleted(
-    with_sessions: OpenSandbox,
-) -> None:
-    made = await with_sessions.post("/code/context", {"language": "python", "cwd": "/tmp"})
-    assert (made["language"], made["cwd"]) == ("python", "/tmp")
-    own = {"id": made["id"]}
-    assert (await with_sessions.run_code("y = 1; import os; print(os.getcwd())", **own)).stdout == (
-        "/tmp\n"
-    )
-    assert (await with_sessions.run_code("y", **own)).one("result")["results"]["text"] == "1"
-    assert (await with_sessions.run_code("y")).one("error")["error"]["ename"] == "NameError"
-    bash = await with_sessions.post("/code/context", {"language": "bash"})
-    listed = await with_sessions.get("/code/contexts")
-    assert {"id": bash["id"], "language": "bash"} in listed
-    assert len(listed) == 3
-    assert len(await with_sessions.get("/code/contexts?language=python")) == 2
-    path = f"/code/contexts/{made['id']}"
-    assert (await with_sessions.get(path))["language"] == "python"
-    assert (await with_sessions.request("DELETE", path)).http_status == 200
-    assert (await with_sessions.refused("GET", path))[:2] == (404, "CONTEXT_NOT_FOUND")
-    for language in "python", "bash":
-        path = f"/code/contexts?language={language}"
-        assert (await with_sessions.request("DELETE", path)).http_status == 200
-    assert await with_sessions.get("/code/contexts") == []
-
-
 async def test_sessions_of_others_are_neither_listed_nor_deleted_with_the_contexts(
     with_sessions: OpenSandbox,
 ) -> None:
@@ -86,12 +60,6 @@ async def test_sessions_of_others_are_neither_listed_nor_deleted_with_the_contex
     # By its id every session is a context.
     assert (await with_sessions.get("/code/contexts/other"))["language"] == "python"
     assert (await with_sessions.get(f"/code/contexts/{made}"))["language"] == "bash"
-
-
-async def test_bash_context_keeps_state(opensandbox: OpenSandbox) -> None:
-    assert (await opensandbox.run_code("A=1; cd /tmp", "bash")).exit_code == 0
-    ran = await opensandbox.run_code("echo $A $PWD; exit 3", "bash")
-    assert (ran.stdout, ran.exit_code) == ("1 /tmp\n", 3)
 
 
 @pytest.mark.parametrize("language", ["java", "javascript", "typescript", "go", "sql", "python3"])
@@ -119,11 +87,6 @@ async def test_code_without_a_language_or_without_code_is_400(
     opensandbox: OpenSandbox, body: object
 ) -> None:
     assert (await opensandbox.refused("POST", "/code", body))[0] == 400
-
-
-async def test_unknown_context_is_404(opensandbox: OpenSandbox) -> None:
-    body = {"code": "1", "context": {"id": "no"}}
-    assert (await opensandbox.refused("POST", "/code", body))[:2] == (404, "CONTEXT_NOT_FOUND")
 
 
 async def test_interrupt_of_a_context_ends_the_cell_and_keeps_the_state(

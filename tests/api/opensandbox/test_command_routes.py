@@ -21,53 +21,14 @@ if TYPE_CHECKING:
     from tests.api.opensandbox.conftest import OpenSandbox, Serve
 
 
-async def test_output_comes_line_by_line_and_the_exit_code_as_an_error(
-    opensandbox: OpenSandbox,
-) -> None:
-    ran = await opensandbox.run(r"echo a; echo; printf 'x<&>\xff'; echo e >&2; exit 3")
-    assert ran.texts("stdout") == ["a\n", "\n", "x<&>\ufffd"]
-    assert ran.texts("stderr") == ["e\n"]
-    assert ran.events[-1]["error"] == {
-        "ename": "CommandExecError",
-        "evalue": "3",
-        "traceback": ["exit status 3"],
-    }
-    assert [event["type"] for event in ran.events].count("execution_complete") == 0
-
-
-async def test_success_is_complete_and_nothing_follows(opensandbox: OpenSandbox) -> None:
-    ran = await opensandbox.run("true")
-    assert [event["type"] for event in ran.events] == ["init", "execution_complete"]
-
-
-async def test_stream_ends_with_the_command_though_a_child_lives_on(
-    opensandbox: OpenSandbox,
-) -> None:
-    ran = await opensandbox.run("sleep 1000 & echo $!")
-    assert ran.exit_code == 0
-    execution = opensandbox.engine.get(ran.id)
-    assert execution.state is State.EXITED
-
-
 async def test_line_ends_are_stripped_for_clients_of_1_0(serve_opensandbox: Serve) -> None:
     opensandbox = await serve_opensandbox(opensandbox_line_ends="strip")
     ran = await opensandbox.run(r"printf 'a\n\nb'")
     assert ran.texts("stdout") == ["a", "\n", "b"]
 
 
-async def test_argv_is_run_as_it_is(opensandbox: OpenSandbox) -> None:
-    ran = await opensandbox.stream("/command", {"argv": ["printf", "%s|", "a b", "$HOME"]})
-    assert ran.stdout == "a b|$HOME|"
-
-
 async def test_bash_runs_the_command(opensandbox: OpenSandbox) -> None:
     assert (await opensandbox.run("[[ a == a* ]] && echo ${BASH_VERSION:+bash}")).stdout == "bash\n"
-
-
-async def test_environment_directory_and_home(opensandbox: OpenSandbox) -> None:
-    ran = await opensandbox.run('echo "$A|$PWD|$HOME"', cwd="~", envs={"A": "x y"})
-    home = opensandbox.engine.config.base_dir
-    assert ran.stdout == f"x y|{home}|{home}\n"
 
 
 async def test_commands_are_told_the_port_and_the_file_of_variables(
@@ -100,19 +61,6 @@ async def test_search_path_of_the_file_holds_for_programs_and_not_for_the_shell(
     session = (await opensandbox.post("/session", {}))["session_id"]
     ran = await opensandbox.stream(f"/session/{session}/run", {"command": "echo $PATH $0; env"})
     assert (ran.texts("stdout")[0], ran.exit_code) == ("/nowhere:$PATH bash\n", 127)
-
-
-async def test_timeout_ends_the_command_with_its_partial_output(opensandbox: OpenSandbox) -> None:
-    ran = await opensandbox.run("echo partial; sleep 1000", timeout=3000)
-    assert ran.stdout == "partial\n"
-    assert ran.exit_code == -1
-    assert ran.one("error")["error"]["ename"] == "CommandTimeout"
-
-
-async def test_directory_that_does_not_exist_is_an_error_event(opensandbox: OpenSandbox) -> None:
-    ran = await opensandbox.run("true", cwd="/nonexistent")
-    assert ran.exit_code == 125
-    assert "/nonexistent" in ran.one("error")["error"]["traceback"][0]
 
 
 async def test_silent_stream_gets_pings(opensandbox: OpenSandbox) -> None:
@@ -159,48 +107,11 @@ async def test_unknown_fields_are_ignored_as_opensandbox_ignores_them(
     assert (await opensandbox.run("true", of_a_later_version=1)).exit_code == 0
 
 
-async def test_own_uid_and_gid_are_allowed(opensandbox: OpenSandbox) -> None:
-    uid, gid = opensandbox.engine.owner
-    ran = await opensandbox.run("id -u; id -g", uid=uid, gid=gid)
-    assert ran.stdout == f"{uid}\n{gid}\n"
-
-
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="about a root daemon, and this user is not")
 async def test_other_uid_of_a_root_daemon(opensandbox: OpenSandbox) -> None:
     ran = await opensandbox.run("id -u; id -g", cwd="/", uid=1234, gid=5678)
     assert ran.stdout == "1234\n5678\n"
-
-
-async def test_background_command_answers_at_once_and_has_a_state_and_logs(
-    opensandbox: OpenSandbox, tmp_path: Path
-) -> None:
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
-    started = await opensandbox.run(
-        f"echo one; read line < {gate}; echo $line >&2; exit 4", background=True
-    )
-    assert [event["type"] for event in started.events] == ["init", "execution_complete"]
-    state = await opensandbox.get(f"/command/status/{started.id}")
-    assert (state["running"], "exit_code" in state, "finished_at" in state) == (True, False, False)
-
-    async def log(cursor: int) -> tuple[bytes, int]:
-        answer = await opensandbox.request("GET", f"/command/{started.id}/logs?cursor={cursor}")
-        return answer.body, int(answer.headers["EXECD-COMMANDS-TAIL-CURSOR"])
-
-    async def has_output() -> bool:
-        return await log(0) == (b"one\n", 4)
-
-    await wait_until(has_output, "the first line is in the log")
-    assert await log(4) == (b"", 4)
-    await opensandbox.run(f"echo two > {gate}")
-    execution = opensandbox.engine.get(started.id)
-    await execution.wait()
-    assert await log(4) == (b"two\n", 8)
-    state = await opensandbox.get(f"/command/status/{started.id}")
-    assert (state["running"], state["exit_code"]) == (False, 4)
-    assert state["content"].startswith("echo one")
-    assert state["started_at"] <= state["finished_at"]
 
 
 async def test_background_argv_has_both_streams_in_its_log(opensandbox: OpenSandbox) -> None:
@@ -236,29 +147,11 @@ async def test_long_background_command_runs(opensandbox: OpenSandbox) -> None:
     assert answer.body == b"200000\n"
 
 
-async def test_logs_of_a_foreground_command_are_refused(opensandbox: OpenSandbox) -> None:
-    ran = await opensandbox.run("true")
-    http_status, _, message = await opensandbox.refused("GET", f"/command/{ran.id}/logs")
-    assert http_status == 400
-    assert "background" in message
-
-
 @pytest.mark.parametrize("cursor", ["-1", "x", "1.5", "9" * 30])
 async def test_cursor_that_is_no_offset_is_refused(opensandbox: OpenSandbox, cursor: str) -> None:
     started = await opensandbox.run("true", background=True)
     path = f"/command/{started.id}/logs?cursor={cursor}"
     assert (await opensandbox.refused("GET", path))[0] == 400
-
-
-async def test_interrupt_ends_a_command_and_a_second_interrupt_is_a_conflict(
-    opensandbox: OpenSandbox,
-) -> None:
-    started = await opensandbox.run("sleep 1000", background=True)
-    path = f"/command?id={started.id}"
-    assert (await opensandbox.request("DELETE", path)).http_status == 200
-    state = await opensandbox.get(f"/command/status/{started.id}")
-    assert (state["running"], state["exit_code"]) == (False, -1)
-    assert (await opensandbox.refused("DELETE", path))[:2] == (409, "RUNTIME_ERROR")
 
 
 @pytest.mark.parametrize(

@@ -33,21 +33,6 @@ async def upload(opensandbox: OpenSandbox, *parts: bytes, end: bytes = b"--b--\r
     return await opensandbox.request("POST", "/files/upload", b"".join(parts) + end, FORM)
 
 
-async def test_files_are_written_in_pairs_with_mode_and_parents(
-    opensandbox: OpenSandbox, tmp_path: Path
-) -> None:
-    content = os.urandom(300_000)
-    answer = await upload(
-        opensandbox,
-        pair(content, path=f"{tmp_path}/d/one", mode=640, owner=None, group=None),
-        pair(b"", path=f"{tmp_path}/two"),
-    )
-    assert (answer.http_status, answer.body) == (200, b"")
-    assert (tmp_path / "d/one").read_bytes() == content
-    assert (tmp_path / "d/one").stat().st_mode & 0o777 == 0o640
-    assert (tmp_path / "two").read_bytes() == b""
-
-
 async def test_metadata_needs_no_filename_and_may_come_all_first(
     opensandbox: OpenSandbox, tmp_path: Path
 ) -> None:

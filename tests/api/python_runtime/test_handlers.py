@@ -36,33 +36,6 @@ async def ran(wire: Wire, command: str, **fields: Any) -> dict[str, Any]:
 # --- replies
 
 
-@pytest.mark.parametrize("target", ["/execute", "/execute/", "http://localhost/execute"])
-async def test_command_is_run_by_a_shell_in_the_base_dir(wire: Wire, target: str) -> None:
-    answer = await wire.exchange("POST", target, b'{"command":"pwd; echo no >&2; exit 3"}', JSON)
-    body = answer.json()
-    assert (body["stdout"], body["stderr"], body["exit_code"]) == (f"{wire.base_dir}\n", "no\n", 3)
-
-
-async def test_reply_has_the_known_fields_and_ours(wire: Wire) -> None:
-    body = await ran(wire, "true")
-    assert body.pop("duration_seconds") >= 0
-    assert isinstance(body.pop("execution_id"), str)
-    assert body == {
-        "stdout": "",
-        "stderr": "",
-        "exit_code": 0,
-        "timed_out": False,
-        "truncated": None,
-        "exit_reason": "exited",
-    }
-
-
-async def test_reply_comes_with_its_length(wire: Wire) -> None:
-    answer = await wire.execute("echo hi")
-    assert int(answer.headers["Content-Length"]) == len(answer.body)
-    assert "Transfer-Encoding" not in answer.headers
-
-
 async def test_output_is_what_the_program_wrote(wire: Wire) -> None:
     body = await ran(wire, r"printf 'a\r\nb\rc\000d'; printf '\377x' >&2")
     assert (body["stdout"], body["stderr"]) == ("a\r\nb\rc\0d", "\ufffdx")
@@ -83,40 +56,6 @@ async def test_command_with_a_nul_fails_and_runs_nothing(wire: Wire) -> None:
         assert (body["exit_code"], body["exit_reason"]) == (1, "spawn_failed")
         assert body["stderr"].startswith("Failed to execute command: ")
     assert not (wire.base_dir / "ran").exists()
-
-
-async def test_output_over_the_limit_of_a_reply_is_cut_and_counted(serve: Serve) -> None:
-    wire = await serve(reply_bytes=2000)
-    body = await ran(wire, "seq 1000; echo whole >&2")
-    whole = "".join(f"{n}\n" for n in range(1, 1001))
-    cut = body["truncated"].pop("stdout")
-    assert body["truncated"] == {}
-    assert cut["total_bytes"] == len(whole)
-    head, tail = body["stdout"].split(f"[execd: {cut['omitted_bytes']} bytes omitted]\n")
-    assert head.rstrip("\n") == whole[: cut["head_bytes"]].rstrip("\n")
-    assert tail
-    assert whole.endswith(tail)
-    assert cut["head_bytes"] + cut["omitted_bytes"] + len(tail) == cut["total_bytes"]
-    assert body["stderr"] == "whole\n"
-
-
-@pytest.mark.parametrize(
-    ("body", "content_type", "http_status"),
-    [
-        (b"", "application/json", 422),
-        (b"{", "application/json", 422),
-        (b"{}", "application/json", 422),
-        (b'{"command":"true","timeout_seconds":0}', "application/json", 422),
-        (b'{"command":"true"}', "text/plain", 422),
-        (b'{"command":"\xff"}', "application/json", 400),
-    ],
-)
-async def test_bad_body_is_refused_in_fastapis_shape(
-    wire: Wire, body: bytes, content_type: str, http_status: int
-) -> None:
-    answer = await wire.request("POST", "/execute", body, {"Content-Type": content_type})
-    assert answer.http_status == http_status
-    assert list(answer.json()) == ["detail"]
 
 
 # --- headers
@@ -175,21 +114,6 @@ def test_request_key_tells_id_and_body_apart() -> None:
     assert None not in keys
     assert request_key("1", b"x") == request_key("1", b"x")
     assert request_key(None, b"x") is None
-
-
-async def test_request_that_is_sent_again_joins_the_run(wire: Wire) -> None:
-    os.mkfifo(wire.base_dir / "gate")
-    command = "echo ran >> runs; cat gate; wc -l < runs"
-    first, second = await wire.connect(), await wire.connect()
-    await first.send(execute_bytes(command, X_Request_ID="feedface"))
-    await wait_until((wire.base_dir / "runs").exists, "the first run has begun")
-    await second.send(execute_bytes(command, X_Request_ID="feedface"))
-    (execution,) = wire.live()
-    await wait_until(lambda: execution.readers.count == 2, "the second request has joined")
-    (wire.base_dir / "gate").write_text("")
-    answers = [await connection.receive() for connection in (first, second)]
-    assert [answer.json()["stdout"] for answer in answers] == ["1\n", "1\n"]
-    assert len({answer.json()["execution_id"] for answer in answers}) == 1
 
 
 # --- lost readers

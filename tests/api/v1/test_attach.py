@@ -50,9 +50,6 @@ if TYPE_CHECKING:
     Serve = Callable[..., Awaitable[Wire]]
     Attach = Callable[..., Awaitable["Viewer"]]
 
-CTRL_C = b"\x03"
-PROMPT = ">>>"
-
 
 class Viewer:
     """A terminal. ``screen`` holds the program's drawing. ``controls`` holds the JSON messages."""
@@ -86,10 +83,6 @@ class Viewer:
 
     async def control(self, **fields: Any) -> None:
         await self.socket.send_str(json.dumps(fields))
-
-    async def resize(self, cols: int, rows: int) -> None:
-        self.screen.resize(rows, cols)
-        await self.control(type="resize", cols=cols, rows=rows)
 
     async def shows(self, text: str) -> None:
         await wait_until(lambda: text in str(self), f"{text!r} on the screen:\n{self}")
@@ -142,28 +135,7 @@ async def terminal(wire: Wire, *argv: str, cols: int = 80, rows: int = 24) -> st
 # --- programs in a terminal
 
 
-async def test_wide_and_cut_characters_arrive_whole(wire: Wire, attach: Attach) -> None:
-    script = (
-        r"import os,time; os.system('stty raw'); "
-        r"[(os.write(1, bytes([b])), time.sleep(0.005)) for b in 'é€😀漢'.encode()]"
-    )
-    viewer = await attach(wire, await terminal(wire, "python3", "-c", script))
-    await viewer.end()
-    assert "".join(str(viewer).split()) == "é€😀漢"
-
-
 # --- controls
-
-
-async def test_signal_is_a_message(wire: Wire, attach: Attach) -> None:
-    execution_id = await detached(
-        wire, "trap 'echo got; exit' USR1; echo ready; while :; do sleep 0.01; done"
-    )
-    viewer = await attach(wire, execution_id)
-    await viewer.shows("ready")
-    await viewer.control(type="signal", signal="USR1")
-    await viewer.end()
-    assert viewer.received == b"ready\ngot\n"
 
 
 async def test_signal_gets_through_while_the_program_reads_nothing(

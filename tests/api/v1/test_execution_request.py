@@ -161,7 +161,7 @@ environments = st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_siz
         {"command": st.text(max_size=5)}, optional={"env": environments, "cwd": st.text(max_size=3)}
     )
 )
-def test_payload_is_the_meaning_and_not_the_spelling(fields: dict[str, Any]) -> None:
+def test_spelling_of_a_request_makes_it_no_other(fields: dict[str, Any]) -> None:
     try:
         one = asked(**fields)
     except InvalidArgument:

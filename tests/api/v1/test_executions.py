@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import shutil
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,74 +124,8 @@ async def test_reply_has_every_field(wire: Wire) -> None:
     }
 
 
-async def test_arguments_reach_the_program_as_they_are(wire: Wire) -> None:
-    argv = ["printf", "[%s]", "a b", "$HOME", "", "'"]
-    body = (await post(wire, argv=argv)).json()
-    assert (body["stdout"], body["argv"]) == ("[a b][$HOME][][']", argv)
-    assert "command" not in body
-
-
-async def test_shell_environment_and_folder_are_the_callers_choice(wire: Wire) -> None:
-    (wire.base_dir / "sub").mkdir()
-    body = await ran(
-        wire, "echo $0 $GREETING; pwd", shell=["sh", "-ec"], env={"GREETING": "hi"}, cwd="sub"
-    )
-    assert (body["stdout"], body["cwd"]) == (
-        f"sh hi\n{wire.base_dir}/sub\n",
-        f"{wire.base_dir}/sub",
-    )
-
-
-@pytest.mark.parametrize(
-    "fields", [{"stdin": "a\u00e9"}, {"stdin_base64": base64.b64encode(b"a\xc3\xa9").decode()}]
-)
-async def test_input_of_the_request_is_read_to_its_end(wire: Wire, fields: dict[str, str]) -> None:
-    assert (await ran(wire, "cat", **fields))["stdout"] == "a\u00e9"
-
-
 async def test_input_that_the_program_does_not_read_is_no_error(wire: Wire) -> None:
     assert (await ran(wire, "true", stdin="x" * 1_000_000))["exit_code"] == 0
-
-
-async def test_program_that_cannot_be_started_is_a_reply(wire: Wire) -> None:
-    answer = await post(wire, argv=["/nowhere/program"])
-    body = answer.json()
-    assert (answer.http_status, body["exit_code"], body["exit_reason"]) == (
-        200,
-        127,
-        "spawn_failed",
-    )
-    assert body["message"]
-
-
-async def test_timeout_keeps_what_was_written(wire: Wire) -> None:
-    body = await ran(wire, f"echo partial; {SLEEP}", timeout_seconds=3.0)
-    assert (body["stdout"], body["timed_out"], body["exit_reason"]) == (
-        "partial\n",
-        True,
-        "timeout",
-    )
-    assert body["duration_seconds"] >= 3.0
-
-
-async def test_silence_over_its_limit_is_a_reason_of_its_own(wire: Wire) -> None:
-    body = await ran(wire, f"echo partial; {SLEEP}", no_output_timeout_seconds=3.0)
-    assert (body["stdout"], body["timed_out"], body["exit_reason"]) == (
-        "partial\n",
-        True,
-        "no_output_timeout",
-    )
-
-
-async def test_output_over_its_limit_can_end_the_program(wire: Wire) -> None:
-    body = await ran(wire, "yes", limits={"log_bytes": 100_000}, on_output_limit="kill")
-    assert body["exit_reason"] == "output_limit"
-
-
-async def test_base64_has_the_bytes_and_no_text(wire: Wire) -> None:
-    body = await ran(wire, r"printf '\377\000a'", target=f"{URL}?encoding=base64")
-    assert (base64.b64decode(body["stdout_base64"]), body["stderr_base64"]) == (b"\xff\0a", "")
-    assert "stdout" not in body
 
 
 @pytest.mark.parametrize("encoding", ["text", "base64"])
@@ -244,45 +177,6 @@ async def test_execution_that_could_not_be_journaled_says_so(own_wire: Wire) -> 
     assert "not_journaled" not in await ran(wire, "true"), "it need not be"
 
 
-async def test_reply_names_where_the_execution_is(wire: Wire) -> None:
-    answer = await post(wire, command="true")
-    assert answer.headers["Location"] == f"{URL}/{answer.json()['id']}"
-    assert "Idempotent-Replayed" not in answer.headers
-    assert (await wire.request("GET", answer.headers["Location"])).json() == answer.json()
-
-
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [
-        ({}, "command"),
-        ({"command": "ls", "argv": ["ls"]}, "command"),
-        ({"argv": []}, "argv"),
-        ({"argv": ["a\0b"]}, "argv[0]"),
-        ({"command": "echo a\0b"}, "command"),
-        ({"command": "echo a\0b #" + "x" * 200_000}, "command"),
-        ({"argv": ["echo", "x" * 131_072]}, "argv[1]"),
-        ({"command": "ls", "shell": []}, "shell"),
-        ({"command": "ls", "shell": "sh\0"}, "shell"),
-        ({"argv": ["ls"], "shell": "bash"}, "shell"),
-        ({"command": "ls", "env": {"A=B": ""}}, "env"),
-        ({"command": "ls", "env": {"A": "b\0"}}, "env"),
-        ({"command": "ls", "env": {"A\0": "b"}}, "env"),
-        ({"command": "ls", "cwd": "a\0b"}, "cwd"),
-        ({"command": "ls", "id": "../etc"}, "id"),
-        ({"command": "ls", "user": "nobody-has-this-name"}, "user"),
-        ({"comand": "ls"}, "comand"),
-    ],
-)
-async def test_bad_request_is_refused_by_field_and_runs_nothing(
-    wire: Wire, fields: dict[str, Any], field: str
-) -> None:
-    answer = await post(wire, **fields)
-    assert (answer.http_status, answer.json()["code"]) == (400, "INVALID_ARGUMENT")
-    assert answer.json()["message"].startswith(field)
-    assert answer.json()["details"]["field"] == field
-    assert (await wire.request("GET", URL)).json()["items"] == []
-
-
 @pytest.mark.parametrize(
     "query", ["?encoding=utf-16", "?encode=base64", "?encoding=text&encoding=text"]
 )
@@ -291,24 +185,7 @@ async def test_bad_query_is_refused(wire: Wire, query: str) -> None:
     assert (answer.http_status, answer.json()["code"]) == (400, "INVALID_ARGUMENT")
 
 
-async def test_traceparent_reaches_the_command(wire: Wire) -> None:
-    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    assert (await post(wire, {"traceparent": parent}, command="echo $TRACEPARENT")).json()[
-        "stdout"
-    ] == f"{parent}\n"
-
-
 # --- without waiting
-
-
-async def test_detached_command_is_answered_at_once_and_runs_on(wire: Wire) -> None:
-    os.mkfifo(wire.base_dir / "gate")
-    answer = await post(wire, command="cat gate", detach=True)
-    assert (answer.http_status, answer.headers["Location"]) == (202, f"{URL}/{answer.json()['id']}")
-    assert answer.json()["state"] in ("QUEUED", "RUNNING")
-    await wire.engine.get(answer.json()["id"]).wait_started()
-    await open_gate(wire, "through")
-    assert (await ended(wire, answer.json()["id"]))["stdout"] == "through"
 
 
 async def test_soft_timeout_answers_and_the_command_runs_on_whoever_leaves(wire: Wire) -> None:
@@ -428,43 +305,6 @@ async def test_command_with_a_key_or_an_id_ends_when_nobody_comes_back(
 # --- exactly once
 
 
-@pytest.mark.parametrize("name", [{"headers": {"Idempotency-Key": "once"}}, {"id": "once"}])
-async def test_same_request_again_is_answered_with_the_same_result(
-    wire: Wire, name: dict[str, Any]
-) -> None:
-    answers = [await post(wire, command="echo ran >> runs; wc -l < runs", **name) for _ in range(3)]
-    assert [answer.json() for answer in answers] == [answers[0].json()] * 3
-    assert answers[0].json()["stdout"] == "1\n"
-    assert [answer.headers.get("Idempotent-Replayed") for answer in answers] == [
-        None,
-        "true",
-        "true",
-    ]
-
-
-async def test_spelling_of_a_request_makes_it_no_other(wire: Wire) -> None:
-    headers = JSON | {"Idempotency-Key": "once"}
-    one = await wire.request("POST", URL, b'{"command":"echo hi","env":{"A":"1","B":"2"}}', headers)
-    two = await wire.request(
-        "POST", URL, b'{ "env": {"B":"2", "A":"1"}, "command": "echo hi", "cwd": null }', headers
-    )
-    three = await wire.request(
-        "POST",
-        URL,
-        b'{"command":"echo hi","env":{"A":"1","B":"2"},"detach":false,"limits":{}}',
-        headers,
-    )
-    assert one.json() == two.json() == three.json()
-
-
-async def test_same_key_for_another_request_is_refused(wire: Wire) -> None:
-    headers = {"Idempotency-Key": "once"}
-    assert (await post(wire, headers, command="true")).http_status == 200
-    answer = await post(wire, headers, command="touch never")
-    assert (answer.http_status, answer.json()["code"]) == (422, "IDEMPOTENCY_MISMATCH")
-    assert not exists(wire, "never")()
-
-
 async def test_detached_command_that_is_sent_again_is_shown_as_it_is(wire: Wire) -> None:
     execution_id = await detached(wire, "echo hi", id="mine")
     await ended(wire, execution_id)
@@ -504,21 +344,6 @@ async def test_draining_daemon_takes_nothing(own_wire: Wire) -> None:
 # --- listing
 
 
-async def test_list_has_the_newest_first_in_pages_without_output(wire: Wire) -> None:
-    ids = [(await ran(wire, f"echo {number}"))["id"] for number in range(5)]
-    found: list[str] = []
-    cursor = ""
-    while True:
-        page = (await wire.request("GET", f"{URL}?limit=2{cursor}")).json()
-        found += [item["id"] for item in page["items"]]
-        assert all("stdout" not in item for item in page["items"])
-        if page["next_cursor"] is None:
-            break
-        assert len(page["items"]) == 2
-        cursor = f"&cursor={page['next_cursor']}"
-    assert found == ids[::-1]
-
-
 async def test_list_can_be_of_one_state(wire: Wire) -> None:
     await ran(wire, "true")
     running = await detached(wire, SLEEP)
@@ -530,14 +355,6 @@ async def test_list_can_be_of_one_state(wire: Wire) -> None:
         "items": [],
         "next_cursor": None,
     }
-
-
-@pytest.mark.parametrize(
-    "query", ["?state=DONE", "?limit=0", "?limit=1001", "?cursor=x", "?page=2"]
-)
-async def test_list_refuses_what_it_does_not_know(wire: Wire, query: str) -> None:
-    answer = await wire.request("GET", URL + query)
-    assert (answer.http_status, answer.json()["code"]) == (400, "INVALID_ARGUMENT")
 
 
 @pytest.mark.parametrize(
@@ -560,22 +377,6 @@ async def test_unknown_id_is_404(wire: Wire, method: str, rest: str) -> None:
 # --- bytes
 
 
-async def test_stream_is_downloaded_as_it_was_written(wire: Wire) -> None:
-    execution_id = (await ran(wire, r"printf 'a\377\000\r\n'; echo err >&2"))["id"]
-    answer = await get(wire, execution_id, "/stdout")
-    assert (answer.body, answer.headers["Content-Type"]) == (
-        b"a\xff\0\r\n",
-        "application/octet-stream",
-    )
-    assert (await get(wire, execution_id, "/stderr")).body == b"err\n"
-    head = await wire.request("HEAD", f"{URL}/{execution_id}/stdout")
-    assert (head.http_status, head.headers["Content-Length"], head.headers["Accept-Ranges"]) == (
-        200,
-        "5",
-        "bytes",
-    )
-
-
 @pytest.mark.parametrize(
     ("asked", "expected"), [("bytes=0-3", "0123"), ("bytes=8-", "89"), ("bytes=-1", "9")]
 )
@@ -591,43 +392,6 @@ async def test_range_after_the_end_is_416_with_the_size(wire: Wire) -> None:
     execution_id = (await ran(wire, "printf 0123456789"))["id"]
     answer = await get(wire, execution_id, "/stdout", {"Range": "bytes=10-"})
     assert (answer.http_status, answer.headers["Content-Range"]) == (416, "bytes */10")
-
-
-async def test_stream_of_a_running_command_is_what_there_is_so_far(wire: Wire) -> None:
-    os.mkfifo(wire.base_dir / "gate")
-    execution_id = await detached(wire, "printf early; cat gate")
-    await wait_until(
-        lambda: wire.engine.get(execution_id).total_bytes("stdout") == 5,
-        "the first bytes are there",
-    )
-    assert (await get(wire, execution_id, "/stdout")).body == b"early"
-    await open_gate(wire, "+late")
-    await ended(wire, execution_id)
-    assert (await get(wire, execution_id, "/stdout")).body == b"early+late"
-
-
-async def test_bytes_that_were_not_kept_are_416_and_the_others_can_be_had(wire: Wire) -> None:
-    body = await ran(wire, BEYOND_THE_LOG, limits={"log_bytes": 10_000})
-    whole = seq_output(60_000).encode()
-    answer = await get(wire, body["id"], "/stdout")
-    assert (answer.http_status, answer.json()["code"]) == (416, "RANGE_NOT_SATISFIABLE")
-    hole = answer.json()["details"]["hole"]
-    start, stop = hole["offset"], hole["offset"] + hole["size_bytes"]
-    assert answer.headers["Content-Range"] == f"bytes */{len(whole)}"
-    head = await wire.request("HEAD", f"{URL}/{body['id']}/stdout")
-    assert (head.http_status, head.headers["Content-Range"]) == (416, f"bytes */{len(whole)}")
-    before = await get(wire, body["id"], "/stdout", {"Range": f"bytes=0-{start - 1}"})
-    after = await get(wire, body["id"], "/stdout", {"Range": f"bytes={stop}-"})
-    assert (before.http_status, after.http_status) == (206, 206)
-    assert before.body == whole[:start]
-    assert after.body == whole[stop:]
-    for inside in (
-        f"bytes={start}-{start}",
-        f"bytes={stop - 1}-{stop - 1}",
-        f"bytes=0-{start}",
-        f"bytes={stop - 1}-",
-    ):
-        assert (await get(wire, body["id"], "/stdout", {"Range": inside})).http_status == 416
 
 
 @pytest.mark.parametrize("what", ["removed", "cut short"])
@@ -660,14 +424,6 @@ async def test_bytes_that_the_disk_has_lost_are_416_and_a_hole_in_streams(
 
 
 # --- input
-
-
-async def test_input_is_sent_in_pieces_and_ended(wire: Wire) -> None:
-    execution_id = await detached(wire, "cat", stdin_open=True)
-    one = await wire.request("POST", f"{URL}/{execution_id}/stdin", b"one ")
-    assert (one.http_status, one.json()) == (200, {"written_bytes": 4})
-    await wire.request("POST", f"{URL}/{execution_id}/stdin?eof=true", b"two")
-    assert (await ended(wire, execution_id))["stdout"] == "one two"
 
 
 async def test_input_goes_no_faster_than_the_program_reads(wire: Wire) -> None:
@@ -707,23 +463,7 @@ async def test_input_for_a_program_that_ends_meanwhile_is_a_conflict_that_counts
     assert 0 <= answer.json()["details"]["written_bytes"] < 4_000_000
 
 
-async def test_input_for_a_program_that_has_ended_is_a_conflict(wire: Wire) -> None:
-    execution_id = (await ran(wire, "true"))["id"]
-    answer = await wire.request("POST", f"{URL}/{execution_id}/stdin?eof=true", b"x")
-    assert (answer.http_status, answer.json()["code"]) == (409, "CONFLICT")
-
-
 # --- ending
-
-
-@pytest.mark.parametrize("name", ["SIGUSR1", "usr1", signal.SIGUSR1.value])
-async def test_signal_reaches_the_group_of_the_program(wire: Wire, name: str | int) -> None:
-    command = "trap 'echo got; exit 0' USR1; echo > ready; while :; do sleep 0.01; done"
-    execution_id = await detached(wire, command)
-    await wait_until(exists(wire, "ready"), "the trap is set")
-    assert (await act(wire, execution_id, "signal", signal=name)).http_status == 204
-    body = await ended(wire, execution_id)
-    assert body["stdout"] == "got\n"
 
 
 async def test_signal_for_a_program_that_has_ended_is_a_conflict(wire: Wire) -> None:
@@ -741,54 +481,10 @@ async def test_signal_that_does_not_exist_is_refused(wire: Wire, fields: dict[st
     assert (answer.http_status, answer.json()["code"]) == (400, "INVALID_ARGUMENT")
 
 
-async def test_kill_ends_the_tree_and_keeps_the_record(wire: Wire) -> None:
-    execution_id = await detached(
-        wire, "trap '' TERM; echo hi; sleep 1000 & echo $! > child; wait; wait"
-    )
-    await wait_until(
-        lambda: exists(wire, "child")() and (wire.base_dir / "child").read_text(), "the child runs"
-    )
-    answer = await act(wire, execution_id, "kill", grace_seconds=0.1)
-    body = answer.json()
-    assert (answer.http_status, body["state"], body["exit_reason"], body["signal"]) == (
-        200,
-        "EXITED",
-        "canceled",
-        "SIGKILL",
-    )
-    assert (body["stdout"], body["survivors"]) == ("hi\n", [])
-    assert body["killed"] >= 1
-    assert (await get(wire, execution_id)).json() == body
-
-
 async def test_kill_of_what_has_ended_is_its_record(wire: Wire) -> None:
     body = await ran(wire, "echo hi")
     answer = await wire.request("POST", f"{URL}/{body['id']}/kill")
     assert (answer.http_status, answer.json()) == (200, body)
-
-
-async def test_kill_of_what_waits_for_a_place_never_runs_it(serve: Serve) -> None:
-    wire = await serve(max_running=1)
-    await detached(wire, SLEEP)
-    waiting = (await post(wire, command="touch never", detach=True)).json()
-    assert waiting["state"] == "QUEUED"
-    body = (await wire.request("POST", f"{URL}/{waiting['id']}/kill")).json()
-    assert (body["state"], body["exit_reason"], body["pid"], body["started_at"]) == (
-        "EXITED",
-        "canceled",
-        None,
-        None,
-    )
-    assert not exists(wire, "never")()
-
-
-async def test_deleted_execution_is_ended_and_forgotten(wire: Wire) -> None:
-    execution_id = await detached(wire, SLEEP)
-    execution = wire.engine.get(execution_id)
-    answer = await wire.request("DELETE", f"{URL}/{execution_id}")
-    assert (answer.http_status, answer.body) == (204, b"")
-    assert (await execution.wait()).exit_reason == "canceled"
-    assert (await get(wire, execution_id)).http_status == 404
 
 
 # --- terminals
@@ -817,12 +513,6 @@ async def test_resize_without_a_terminal_is_a_conflict(wire: Wire) -> None:
     execution_id = await detached(wire, SLEEP)
     answer = await act(wire, execution_id, "resize", cols=80, rows=24)
     assert (answer.http_status, answer.json()["code"]) == (409, "CONFLICT")
-
-
-async def test_input_and_its_end_reach_a_terminal(wire: Wire) -> None:
-    execution_id = await detached(wire, "tty > /dev/null && echo terminal; cat", pty={})
-    await wire.request("POST", f"{URL}/{execution_id}/stdin?eof=true", b"line\n")
-    assert (await ended(wire, execution_id))["stdout"].replace("\r", "").endswith("line\n")
 
 
 async def test_accepted_command_whose_wait_was_too_long_is_429_until_it_is_repeated(

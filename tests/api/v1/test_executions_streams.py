@@ -13,7 +13,6 @@ import pytest
 from tests.api.conftest import DEADLINE_SECONDS, Wire, wait_until
 from tests.api.event_stream import Streaming, stream
 from tests.api.v1.test_executions import (
-    BEYOND_THE_LOG,
     SLEEP,
     URL,
     detached,
@@ -62,38 +61,6 @@ async def follow(wire: Wire, execution_id: str, query: str = "", **headers: str)
 
 
 # --- sent events
-
-
-async def test_stream_tells_the_whole_story_and_ends(wire: Wire) -> None:
-    streaming = await run(wire, "echo out; exit 3")
-    assert (streaming.http_status, streaming.headers["Content-Type"]) == (200, SSE_TYPE)
-    assert (streaming.headers["Cache-Control"], streaming.headers["X-Accel-Buffering"]) == (
-        "no-store",
-        "no",
-    )
-    events = await streaming.rest()
-    assert streaming.is_whole
-    assert [(event.id, event.kind) for event in events] == [
-        ("1", "started"),
-        ("2", "stdout"),
-        ("3", "exited"),
-    ]
-    started, output, exited = (event.fields for event in events)
-    assert started.keys() == {"id", "command", "cwd", "limits", "pid", "started_at"}
-    assert output == {"offset": 0, "size_bytes": 4, "text": "out\n"}
-    assert exited == (await get(wire, started["id"])).json()
-    assert (exited["exit_code"], exited["stdout"]) == (3, "out\n")
-
-
-async def test_stream_comes_while_the_program_runs(wire: Wire) -> None:
-    os.mkfifo(wire.base_dir / "gate")
-    streaming = await run(wire, "echo early; cat gate")
-    seen: list[str] = []
-    async for event in streaming:
-        seen.append(event.kind)
-        if event.kind == "stdout" and event.fields["text"] == "early\n":
-            await open_gate(wire, "late")
-    assert seen == ["started", "stdout", "stdout", "exited"]
 
 
 READ_BEFORE_THE_NEXT = """
@@ -146,24 +113,6 @@ async def test_text_is_cut_between_characters_only(wire: Wire) -> None:
     ]
 
 
-async def test_hole_in_the_log_is_an_event(wire: Wire) -> None:
-    body = await ran(wire, BEYOND_THE_LOG, limits={"log_bytes": 10_000})
-    whole = seq_output(60_000)
-    events = await (await follow(wire, body["id"])).rest()
-    found, offset = "", 0
-    for event in events:
-        if event.kind == "stdout":
-            assert event.fields["offset"] == offset
-            assert event.fields["text"] == whole[offset : offset + event.fields["size_bytes"]]
-            found += event.fields["text"]
-        elif event.kind == "dropped":
-            assert (event.fields["stream"], event.fields["offset"]) == ("stdout", offset)
-        offset += event.fields.get("size_bytes", 0)
-    assert offset == len(whole)
-    assert [event.kind for event in events].count("dropped") >= 1
-    assert whole.endswith(found[-2000:])
-
-
 async def test_silence_has_heartbeats(serve: Serve) -> None:
     wire = await serve(stream_heartbeat_seconds=0.05)
     os.mkfifo(wire.base_dir / "gate")
@@ -181,12 +130,6 @@ async def test_silence_has_heartbeats(serve: Serve) -> None:
         assert b"exited" in chunks[-1]
 
 
-async def test_stream_of_what_cannot_start_is_a_stream_all_the_same(wire: Wire) -> None:
-    events = await (await run(wire, ["/nowhere"])).rest()
-    assert [event.kind for event in events] == ["exited"]
-    assert events[-1].fields["exit_reason"] == "spawn_failed"
-
-
 async def test_soft_timeout_of_a_stream_is_refused(wire: Wire) -> None:
     streaming = await run(wire, "true", soft_timeout_seconds=1)
     assert streaming.http_status == 400
@@ -201,32 +144,6 @@ async def test_head_of_a_stream_says_its_type_and_reads_nothing(wire: Wire) -> N
 # --- resuming
 
 
-async def test_any_event_is_a_place_to_resume_at(wire: Wire) -> None:
-    script = (
-        "import os\n"
-        "for n in range(10): os.write(1 + n % 2, b'%d ' % n); __import__('time').sleep(0.01)"
-    )
-    events = await (await run(wire, ["python3", "-c", script])).rest()
-    execution_id = events[0].fields["id"]
-    for position, event in enumerate(events[:-1]):
-        assert (
-            await (await follow(wire, execution_id, f"?after={event.id}")).rest()
-            == events[position + 1 :]
-        )
-        assert (
-            await (await follow(wire, execution_id, "?after=0", Last_Event_ID=event.id)).rest()
-            == events[position + 1 :]
-        )
-
-
-async def test_nothing_comes_after_the_end_and_browsers_are_told_not_to_ask_again(
-    wire: Wire,
-) -> None:
-    events = await (await run(wire, "echo hi")).rest()
-    answer = await get(wire, events[0].fields["id"], "/events", {"Last-Event-ID": events[-1].id})
-    assert (answer.http_status, answer.body) == (204, b"")
-
-
 @pytest.mark.parametrize(
     ("query", "header"),
     [("?after=-1", None), ("?after=x", None), ("", "x"), ("", "-1"), ("", "9" * 30), ("", "²")],
@@ -239,65 +156,6 @@ async def test_place_that_is_no_number_is_refused(
         wire, execution_id, f"/events{query}", {} if header is None else {"Last-Event-ID": header}
     )
     assert (answer.http_status, answer.json()["code"]) == (400, "INVALID_ARGUMENT")
-
-
-@pytest.mark.parametrize("header", [None, "1000"])
-async def test_number_that_no_event_has_yet_is_400_and_names_the_newest(
-    wire: Wire, header: str | None
-) -> None:
-    execution_id = (await ran(wire, "echo x"))["id"]
-    answer = await get(
-        wire,
-        execution_id,
-        "/events" if header else "/events?after=1000",
-        {"Last-Event-ID": header} if header else {},
-    )
-    assert (answer.http_status, answer.json()["code"]) == (400, "INVALID_ARGUMENT")
-    assert answer.json()["details"] == {"field": "after", "newest_event": 3}
-    assert "the newest event is 3" in answer.json()["message"]
-    assert (await get(wire, execution_id, "/events?after=3")).http_status == 204
-
-
-async def test_events_that_were_merged_are_410_and_the_rest_adds_up(
-    wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("execd.engine.output.log.MAX_EVENTS", 50)
-    execution_id = await detached(wire, "cat", stdin_open=True)
-    execution = wire.engine.get(execution_id)
-    # Many more events than the index keeps: each line comes back before the next line goes.
-    for number in range(500):
-        came_back = execution.output.next_change()
-        await execution.write_stdin(b"%05d\n" % number)
-        await asyncio.wait((came_back,), timeout=DEADLINE_SECONDS)
-    await execution.end_stdin()
-    await ended(wire, execution_id)
-    events = await (await follow(wire, execution_id)).rest()
-    assert text_of(events) == "".join(f"{number:05d}\n" for number in range(500))
-    held = {int(event.id) for event in events}
-    missing = next(number for number in range(2, int(events[-1].id)) if number not in held)
-    answer = await get(wire, execution_id, f"/events?after={missing}")
-    assert (answer.http_status, answer.json()["code"]) == (410, "GONE")
-    assert await (await follow(wire, execution_id, f"?after={events[5].id}")).rest() == events[6:]
-
-
-async def test_repeated_post_resumes_where_its_stream_broke_off(wire: Wire) -> None:
-    os.mkfifo(wire.base_dir / "gate")
-    command, headers = (
-        "echo early; cat gate",
-        {"Idempotency_Key": "k", "Content_Type": "application/json"},
-    )
-    body = json.dumps({"command": command}).encode()
-    first = await stream(await wire.connect(), "POST", URL, body, **headers)
-    last = ""
-    async for event in first:
-        last = event.id
-        if event.kind == "stdout":
-            break
-    await first.connection.close()
-    second = await stream(await wire.connect(), "POST", URL, body, **headers, Last_Event_ID=last)
-    assert second.headers["Idempotent-Replayed"] == "true"
-    await open_gate(wire, "late")
-    assert text_of(await second.rest()) == "late"
 
 
 # --- slow readers, and many readers

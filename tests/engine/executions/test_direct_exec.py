@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from execd.engine.executions import direct_exec
-from execd.engine.executions import execution as execution_module
 from execd.engine.executions.command import argv_program, shell_program
 from execd.engine.executions.direct_exec import (
     CAT,
@@ -23,11 +22,11 @@ from execd.engine.executions.direct_exec import (
 from execd.engine.executions.environment import ChildEnvironment
 from execd.model import Command, ExitReason, Limits, TerminalSize
 from execd.proc.spawn import KEEP_IDENTITY
-from tests.engine.conftest import Outcome, finish, make_config, running, sh, shell_command
+from tests.engine.conftest import finish, make_config, running, sh, shell_command
 from tests.waiting import wait_until_async
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from execd.engine.engine import Engine
@@ -378,70 +377,6 @@ async def test_a_question_to_a_warden_that_dies_is_asked_again(
 # Whole executions.
 
 
-def variables(ran: Outcome) -> list[str]:
-    """What ``env -0`` has printed, without the one value that differs from run to run."""
-    return [
-        entry
-        for entry in ran.stdout.decode().split("\0")
-        if not entry.startswith("EXECD_EXECUTION_ID=")
-    ]
-
-
-async def test_a_command_says_how_it_was_started(engine: Engine) -> None:
-    assert (await sh(engine, "ls -a")).execution.started_by == "direct"
-    assert (await sh(engine, "ls -a; true")).execution.started_by == "shell"
-    assert (await sh(engine, "nosuchprogram")).execution.started_by == "shell"
-    ran = await finish(engine.run(Command(program=argv_program(["ls"]))))
-    assert ran.execution.started_by == "argv"
-    failed = await finish(engine.run(Command(program=argv_program(["nosuchprogram"]))))
-    assert failed.execution.started_by is None
-
-
-async def test_a_direct_command_finds_what_the_shell_would_have_passed_on(tmp_path: Path) -> None:
-    both: list[Mapping[str, Any]] = []
-    for is_on in "off", "on":
-        async with running(tmp_path, direct_exec=is_on) as engine:
-            (tmp_path / "base/inner").mkdir(exist_ok=True)
-            (tmp_path / "base/link").unlink(missing_ok=True)
-            (tmp_path / "base/link").symlink_to("inner")
-            found: dict[str, Any] = {}
-            for name, fields in {
-                "plain": {},
-                "env": {"env": {"B": "1", "a-b": "2", "é": "3", "PATH": "/usr/bin:/bin"}},
-                "cwd": {"cwd": "link"},
-                "stdin": {"stdin": b"input"},
-            }.items():
-                for _ in range(3):
-                    ran = await sh(engine, "env -0", **fields)
-                    await asked(engine._parts.context.direct_exec)
-                assert ran.execution.started_by == ("direct" if is_on == "on" else "shell")
-                found[name] = variables(ran)
-                found[f"{name} of cat"] = (await sh(engine, "cat", **fields)).stdout
-            both.append(found)
-    assert both[0] == both[1]
-
-
-async def test_a_direct_command_keeps_its_limits(engine: Engine) -> None:
-    ran = await sh(engine, "cat /proc/self/limits", limits=Limits(open_files=77))
-    assert ran.execution.started_by == "direct"
-    line = next(line for line in ran.stdout.decode().splitlines() if "open files" in line)
-    assert line.split()[3:5] == ["77", "77"]
-
-
-@pytest.mark.parametrize("line", ["sleep 100", "tail -f /dev/null"])
-async def test_a_direct_command_over_its_time_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
-) -> None:
-    # Enough for the end by SIGTERM.
-    monkeypatch.setattr(execution_module, "TIMEOUT_ANSWER_SECONDS", 20.0)
-    async with running(tmp_path, timeout_grace_seconds=20.0) as engine:
-        ran = await finish(engine.run(shell_command(line, timeout_seconds=0.2)))
-    assert ran.execution.started_by == "direct"
-    assert ran.result.exit_reason is ExitReason.TIMEOUT
-    assert ran.result.term_signal == 15
-    assert ran.stderr == b""
-
-
 async def test_a_signal_of_a_caller_ends_a_direct_command_as_it_ends_a_shell(
     tmp_path: Path,
 ) -> None:
@@ -453,17 +388,6 @@ async def test_a_signal_of_a_caller_ends_a_direct_command_as_it_ends_a_shell(
             ran = await finish(execution)
             assert (ran.result.exit_reason, ran.result.term_signal) == (ExitReason.SIGNALED, 10)
             assert ran.stderr == b""
-
-
-async def test_a_death_by_a_signal_is_told_as_the_shell_tells_it(tmp_path: Path) -> None:
-    line = "python3 -c 'import os; os.kill(os.getpid(), 11)'"
-    both = []
-    for is_on in "off", "on":
-        async with running(tmp_path, direct_exec=is_on) as engine:
-            ran = await sh(engine, line)
-            result = ran.result
-            both.append((result.exit_code, result.term_signal, result.exit_reason, ran.stderr))
-    assert both[0] == both[1]
 
 
 async def test_the_words_about_a_death_come_below_much_output_on_the_disk(engine: Engine) -> None:
@@ -483,11 +407,6 @@ async def test_a_file_size_limit_is_told_as_the_shell_tells_it(tmp_path: Path) -
             both.append((ran.result.exit_code, ran.result.exit_reason))
     assert both[0] == both[1]
     assert both[0][1] is ExitReason.FILE_SIZE_LIMIT
-
-
-async def test_a_command_on_a_terminal_takes_the_shell(engine: Engine) -> None:
-    ran = await sh(engine, "ls -a", terminal=TerminalSize())
-    assert ran.execution.started_by == "shell"
 
 
 async def test_the_way_of_the_start_outlives_the_daemon(tmp_path: Path) -> None:

@@ -16,11 +16,9 @@ import psutil
 import pytest
 
 from execd.engine.executions import command_run
-from execd.engine.executions.command import argv_program
 from execd.engine.executions.deadlines import first_of
-from execd.engine.executions.execution import TIMEOUT_ANSWER_SECONDS
 from execd.errors import Internal, ResourceExhausted, Unavailable
-from execd.model import Command, ExitReason, State
+from execd.model import ExitReason, State
 from execd.proc.warden_process import WardenProcess
 from tests.engine.conftest import finish, running, sh, shell_command
 from tests.proc.conftest import living, new_token
@@ -61,91 +59,6 @@ async def test_the_duration_of_a_command_ends_with_the_program_though_the_daemon
     assert (await execution.wait()).duration_seconds <= gone - began
 
 
-async def test_a_command_gives_its_code_its_output_and_what_it_used(engine: Engine) -> None:
-    outcome = await sh(engine, "echo out; echo err >&2; exit 7")
-    result = outcome.result
-    assert (result.exit_code, result.term_signal, result.exit_reason) == (
-        7,
-        None,
-        ExitReason.EXITED,
-    )
-    assert (outcome.stdout, outcome.stderr) == (b"out\n", b"err\n")
-    assert (result.killed, result.survivors, result.timed_out) == (0, (), False)
-    assert 0 < result.duration_seconds < 10
-    assert result.usage.output_bytes == 8
-    assert outcome.execution.state is State.EXITED
-
-
-async def test_a_command_ended_by_a_signal_says_which(engine: Engine) -> None:
-    result = (await sh(engine, "kill -SEGV $$")).result
-    assert (result.exit_code, result.term_signal, result.exit_reason) == (
-        None,
-        signal.SIGSEGV,
-        ExitReason.SIGNALED,
-    )
-
-
-async def test_the_working_directory_is_the_base_dir_and_standard_input_is_empty(
-    engine: Engine, tmp_path: Path
-) -> None:
-    assert (await sh(engine, "pwd; cat; readlink /proc/self/fd/0")).text.split() == [
-        f"{tmp_path}/base",
-        "/dev/null",
-    ]
-
-
-async def test_a_timeout_is_answered_in_time_with_what_was_written_until_then(
-    engine: Engine,
-) -> None:
-    token, begun = new_token(), time.monotonic()
-    outcome = await sh(
-        engine,
-        f"trap '' TERM; echo partial; (setsid sleep {token} &); while :; do sleep {token}; done",
-        timeout_seconds=3.0,
-    )
-    elapsed = time.monotonic() - begun
-    assert outcome.result.exit_reason is ExitReason.TIMEOUT
-    assert outcome.result.timed_out
-    assert outcome.result.term_signal == signal.SIGKILL
-    assert b"partial\n" in outcome.stdout
-    assert 3.0 <= elapsed < 3.0 + TIMEOUT_ANSWER_SECONDS + SLACK_SECONDS
-    # The answer comes in time, on a busy machine before the last process has ended.
-    await wait_until_async(lambda: living(f"sleep {token}") == [])
-
-
-async def test_at_a_timeout_a_program_may_clean_up_within_the_grace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The answer waits for the end, however slow the machine is.
-    monkeypatch.setattr("execd.engine.executions.execution.TIMEOUT_ANSWER_SECONDS", 20.0)
-    async with running(tmp_path, timeout_grace_seconds=20.0) as engine:
-        outcome = await sh(
-            engine,
-            "trap 'echo cleaned; exit 9' TERM; while :; do sleep 0.01; done",
-            timeout_seconds=3.0,
-        )
-    assert (outcome.result.exit_code, outcome.result.exit_reason, outcome.result.killed) == (
-        9,
-        ExitReason.TIMEOUT,
-        0,
-    )
-    assert outcome.stdout == b"cleaned\n"
-
-
-async def test_a_hundred_timeouts_at_once_are_all_answered_in_time(engine: Engine) -> None:
-    begun = time.monotonic()
-    executions = [
-        begin(engine, "trap '' TERM; while :; do sleep 1000; done", timeout_seconds=2.0)
-        for _ in range(100)
-    ]
-    await asyncio.gather(*(execution.wait_started() for execution in executions))
-    started = time.monotonic() - begun
-    results = await asyncio.gather(*(execution.wait() for execution in executions))
-    assert {result.exit_reason for result in results} == {ExitReason.TIMEOUT}
-    assert time.monotonic() - begun < started + 2.0 + TIMEOUT_ANSWER_SECONDS + SLACK_SECONDS
-    assert engine.warden.restarts == 0
-
-
 async def test_a_program_that_ended_in_time_did_not_time_out_though_its_output_is_still_held(
     tmp_path: Path,
 ) -> None:
@@ -155,16 +68,6 @@ async def test_a_program_that_ended_in_time_did_not_time_out_though_its_output_i
         result = await execution.wait()
         assert (result.exit_code, result.exit_reason) == (3, ExitReason.EXITED)
         await wait_until_async(lambda: living(f"sleep {token}") != [])
-
-
-async def test_a_descendant_that_holds_the_output_delays_the_answer_by_the_drain_grace_at_most(
-    engine: Engine,
-) -> None:
-    token, begun = new_token(), time.monotonic()
-    outcome = await sh(engine, f"sleep {token} & echo done")
-    assert outcome.text == "done"
-    assert time.monotonic() - begun < 0.1 + SLACK_SECONDS
-    await wait_until_async(lambda: len(living(f"sleep {token}")) == 1)
 
 
 async def test_a_flooding_descendant_does_not_delay_the_answer_either(engine: Engine) -> None:
@@ -384,70 +287,7 @@ async def test_output_that_the_daemon_was_late_to_read_is_no_silence(
     assert (await execution.wait()).exit_reason is ExitReason.EXITED
 
 
-async def test_when_the_last_reader_goes_away_the_tree_ends(engine: Engine) -> None:
-    token = new_token()
-    execution = begin(engine, f"setsid sleep {token} & sleep {token}")
-    with execution.attach(), execution.attach():
-        await execution.wait_started()
-        await wait_until_async(lambda: len(living(f"sleep {token}")) >= 2)
-    assert (await execution.wait()).exit_reason is ExitReason.CLIENT_DISCONNECTED
-    assert living(f"sleep {token}") == []
-
-
-async def test_while_a_reader_is_left_it_goes_on(engine: Engine) -> None:
-    execution = begin(engine, "sleep 0.2; exit 4")
-    with execution.attach() as last:
-        with execution.attach():
-            await execution.wait_started()
-        assert (await execution.wait()).exit_code == 4
-        last.delivered()
-
-
-async def test_a_delivered_reply_leaves_what_the_program_left(engine: Engine) -> None:
-    token = new_token()
-    await sh(engine, f"setsid sleep {token} >/dev/null 2>&1 &")
-    await wait_until_async(lambda: len(living(f"sleep {token}")) == 1)
-    assert (await sh(engine, "true")).result.exit_code == 0
-    assert len(living(f"sleep {token}")) == 1
-
-
-async def test_with_detach_it_goes_on_without_readers(tmp_path: Path) -> None:
-    async with running(tmp_path, on_disconnect="detach") as engine:
-        execution = begin(engine, "sleep 0.1; exit 4")
-        with execution.attach():
-            await execution.wait_started()
-        result = await execution.wait()
-        assert (result.exit_code, result.exit_reason) == (4, ExitReason.EXITED)
-
-
-async def test_a_reader_that_leaves_while_the_program_waits_in_the_queue_takes_it_along(
-    tmp_path: Path,
-) -> None:
-    async with running(tmp_path, max_running=1) as engine:
-        first = begin(engine, "sleep 1000")
-        waiting = begin(engine, "echo never")
-        with waiting.attach():
-            await first.wait_started()
-            assert waiting.state is State.QUEUED
-        assert (
-            await asyncio.wait_for(waiting.wait(), 5)
-        ).exit_reason is ExitReason.CLIENT_DISCONNECTED
-        first.end(ExitReason.CANCELED, 0.0)
-        await first.wait()
-        assert (await sh(engine, "echo next")).text == "next"
-
-
 # The queue.
-
-
-async def test_whoever_finds_the_queue_full_is_sent_away(tmp_path: Path) -> None:
-    async with running(tmp_path, max_running=1, max_queued=1) as engine:
-        executions = [begin(engine, "sleep 0.2"), begin(engine, "echo second")]
-        with pytest.raises(ResourceExhausted) as caught:
-            begin(engine, "echo third")
-        assert caught.value.details["retry_after_seconds"] == 1
-        assert [(await execution.wait()).exit_code for execution in executions] == [0, 0]
-        assert (await sh(engine, "echo again")).text == "again"
 
 
 async def test_whoever_waits_too_long_is_sent_away_and_its_place_in_the_queue_is_free(
@@ -505,20 +345,6 @@ async def test_a_total_limit_covers_waiting_and_running_together(tmp_path: Path)
         await first.wait()
 
 
-async def test_who_came_first_runs_first(tmp_path: Path) -> None:
-    async with running(tmp_path, max_running=2) as engine:
-        order: list[int] = []
-
-        async def one(number: int, execution: Execution) -> None:
-            await execution.wait_started()
-            order.append(number)
-            await execution.wait()
-
-        await asyncio.gather(*(one(number, begin(engine, "true")) for number in range(30)))
-        # Two run side by side: neighbours may change places, no more.
-        assert all(abs(position - number) <= 1 for position, number in enumerate(order)), order
-
-
 async def test_never_do_more_run_than_may(tmp_path: Path) -> None:
     async with running(tmp_path, max_running=3) as engine:
         script = "echo $$ >> running; n=$(ls /proc | grep -c '^[0-9]'); sleep 0.02"
@@ -530,30 +356,6 @@ async def test_never_do_more_run_than_may(tmp_path: Path) -> None:
 
 
 # Programs impossible to run.
-
-
-async def test_a_program_that_cannot_be_started_is_a_result(engine: Engine) -> None:
-    command = Command(program=argv_program(["/no/such/program"]))
-    result = await engine.run(command).wait()
-    assert (result.exit_code, result.term_signal, result.exit_reason) == (
-        None,
-        None,
-        ExitReason.SPAWN_FAILED,
-    )
-    assert "program: '/no/such/program': No such file or directory" in result.message
-
-
-async def test_a_working_directory_that_is_not_there_is_a_result(engine: Engine) -> None:
-    command = shell_command("x", cwd="/no/such/directory")
-    result = await engine.run(command).wait()
-    assert result.exit_reason is ExitReason.SPAWN_FAILED
-    assert "/no/such/directory" in result.message
-
-
-async def test_a_removed_base_dir_is_made_again(engine: Engine, tmp_path: Path) -> None:
-    await sh(engine, "rm -rf ../base")
-    assert not (tmp_path / "base").exists()
-    assert (await sh(engine, "pwd")).text == f"{tmp_path}/base"
 
 
 async def test_without_descriptors_for_its_pipes_it_is_sent_away_and_later_ones_run(

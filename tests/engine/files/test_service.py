@@ -18,9 +18,7 @@ import pytest
 from execd.engine.files import threads, transfers
 from execd.engine.files.service import MAX_LARGE_LISTINGS, MAX_LARGE_ZIPS, Files
 from execd.errors import (
-    InvalidArgument,
     NotFound,
-    PayloadTooLarge,
     PermissionDenied,
     ResourceExhausted,
     Unavailable,
@@ -101,67 +99,6 @@ async def put(files: Files, path: str, data: bytes) -> None:
         await upload.commit()
 
 
-async def test_what_was_uploaded_is_there_to_list_and_to_read(files: Files, base: Path) -> None:
-    await put(files, "d/x", b"hello")
-    assert (base / "d/x").read_bytes() == b"hello"
-    assert await files.exists("d/x")
-    assert not await files.exists("d/y")
-    (entry,) = await list_all(files, "d")
-    assert (entry.name, entry.kind, entry.size_bytes) == ("x", "file", 5)
-    async with await files.open("/d/x") as file:
-        assert (file.name, file.size_bytes, file.modified_at) == (
-            "x",
-            5,
-            (base / "d/x").stat().st_mtime,
-        )
-        assert file.etag.startswith('"')
-        assert await file.read(1, 3) == b"ell"
-        assert await file.read(5, 3) == b""
-
-
-async def test_errors_come_through_as_they_are(files: Files) -> None:
-    with pytest.raises(NotFound):
-        await files.open("missing")
-    with pytest.raises(NotFound):
-        await list_all(files, "missing")
-    with pytest.raises(PermissionDenied, match=r"^Access denied$"):
-        await files.exists("..")
-    with pytest.raises(InvalidArgument, match="is a directory"):
-        await files.create(".")
-
-
-async def test_leaving_an_upload_without_commit_leaves_the_old_file_and_nothing_else(
-    files: Files, base: Path
-) -> None:
-    (base / "x").write_bytes(b"old")
-    async with await files.create("x") as upload:
-        await upload.write(b"half of the new")
-        assert len(os.listdir(base)) == 2
-    assert os.listdir(base) == ["x"]
-    assert (base / "x").read_bytes() == b"old"
-
-
-async def test_an_upload_past_the_limit_is_too_large_and_leaves_nothing(base: Path) -> None:
-    files = Files(str(base), max_upload_bytes=10)
-    async with await files.create("x") as upload:
-        await upload.write(b"1234567890")
-        with pytest.raises(PayloadTooLarge):
-            await upload.write(b"1")
-    assert os.listdir(base) == []
-    files.close()
-    files._threads._executor.shutdown(wait=True)
-
-
-async def test_nothing_below_the_state_dir_is_served(base: Path) -> None:
-    (base / "state").mkdir()
-    (base / "state/log").write_bytes(b"log")
-    files = Files(str(base), state_dir=str(base / "state"))
-    with pytest.raises(PermissionDenied):
-        await files.open("state/log")
-    files.close()
-    files._threads._executor.shutdown(wait=True)
-
-
 async def test_a_removed_base_dir_is_made_again(files: Files, base: Path) -> None:
     base.rmdir()
     await files.ensure_base_dir()
@@ -189,17 +126,6 @@ async def test_large_files_pass_through_in_constant_memory(files: Files, base: P
         tracemalloc.stop()
     assert offset == 64 << 20
     assert peak_bytes < 4 << 20
-
-
-async def test_many_uploads_and_downloads_at_once_do_not_mix(files: Files, base: Path) -> None:
-    async def round_trip(number: int) -> None:
-        data = b"%d " % number * 1000
-        await put(files, f"d{number % 7}/x{number}", data)
-        async with await files.open(f"d{number % 7}/x{number}") as file:
-            assert await file.read(0, 1 << 20) == data
-
-    await asyncio.gather(*(round_trip(number) for number in range(200)))
-    assert sorted(os.listdir(base)) == [f"d{number}" for number in range(7)]
 
 
 async def test_of_two_uploads_to_one_name_the_last_commit_wins_whole(
