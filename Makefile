@@ -78,7 +78,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Three runs. In the second, engines run in the tests' processes, and an engine would take a daemon
 # that the same process has started for a leftover; so the tests of daemons run apart. The tests
-# marked `alone` measure the memory or the disk of the whole machine, so nothing runs beside them.
+# marked `alone` measure the memory or the disk of the whole machine, and those marked `timed` a
+# promise about time, so nothing runs beside them.
 # Most tests wait most of the time: six processes keep two CPUs busy. tests/conftest.py puts the
 # files in order.
 TEST_PROCESSES ?= 6
@@ -97,13 +98,13 @@ fetched:
 		"three frameworks of agents and Ray into .cache/ when they run for the first time"
 
 test-daemons: $(ENV)
-	$(BIN)/python -m pytest $(AT_ONCE) -m "not alone" $(DAEMONS)
+	$(BIN)/python -m pytest $(AT_ONCE) -m "not alone and not timed" $(DAEMONS)
 
 test-engine: $(ENV)
-	$(BIN)/python -m pytest $(AT_ONCE) -m "not alone" $(addprefix --ignore=,$(DAEMONS))
+	$(BIN)/python -m pytest $(AT_ONCE) -m "not alone and not timed" $(addprefix --ignore=,$(DAEMONS))
 
 test-memory: $(ENV)
-	$(BIN)/python -m pytest -m alone
+	$(BIN)/python -m pytest -m "alone or timed"
 
 quick: $(ENV)
 	$(BIN)/python -m pytest -m quick --numprocesses 2

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import re
 import time
 from collections import Counter
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 from execd.proc.task_meter import is_gvisor
 from tests import profiles, subreaper
 from tests.layer_rules import PURE
+from tests.patience import patience
 from tests.recording import pytest_collectreport as pytest_collectreport
 from tests.recording import pytest_runtest_logreport as pytest_runtest_logreport
 from tests.recording import pytest_sessionfinish as pytest_sessionfinish
@@ -32,6 +34,7 @@ pytest.register_assert_rewrite(
     "tests.readers",
 )
 profiles.load()
+pytest_plugins = ["tests.timed"]
 
 TESTS = Path(__file__).parent
 PURE_MODULES = [module.split(".") for module in PURE]
@@ -139,11 +142,14 @@ def _has_ancestor(pid: int, pids: Collection[int]) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """`make quick` imports no other test, and neither do the tests that run alone. To import all
-    tests, and to deselect two thirds of them, takes a third of the CPU of the quick run."""
+    """`make quick` imports no other test, and neither do the tests that nothing runs beside. To
+    import all tests, and to deselect two thirds of them, takes a third of the CPU of the quick
+    run."""
     name = str(collection_path.relative_to(TESTS))
-    if config.option.markexpr == "alone":
-        is_wanted = collection_path.is_dir() or b"mark.alone" in collection_path.read_bytes()
+    if config.option.markexpr == "alone or timed":
+        is_wanted = collection_path.is_dir() or bool(
+            re.search(rb"mark\.(alone|timed)", collection_path.read_bytes())
+        )
     elif config.option.markexpr == "quick":
         is_wanted = name == "." or any(
             quick == name or quick.startswith(f"{name}/") for quick in QUICK
@@ -204,9 +210,9 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     before = _descriptors(), children() | children()
     with subreaper.restored():
         yield
-    deadline = time.monotonic() + LEAK_DEADLINE_SECONDS
+    began = time.monotonic()
     while leaked := _leaked(before):
-        if time.monotonic() > deadline:
+        if patience.is_over(time.monotonic() - began, LEAK_DEADLINE_SECONDS):
             pytest.fail("left behind:\n  " + "\n  ".join(leaked))
         time.sleep(0.01)  # between looks of a bounded wait
 
