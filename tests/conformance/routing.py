@@ -22,7 +22,8 @@ import httpx
 import pytest
 
 from ..free_port import free_port
-from .target import SLACK_SECONDS, wait_until
+from ..patience import patience
+from .target import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -71,7 +72,7 @@ def routed(
     with ExitStack() as ends:
         log = ends.enter_context(tempfile.TemporaryFile())
         client = RoutedClient(
-            timeout=60 + SLACK_SECONDS,
+            timeout=patience.seconds(60),
             trust_env=False,
             headers={
                 "X-Sandbox-ID": "sandbox",

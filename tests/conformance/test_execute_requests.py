@@ -53,7 +53,7 @@ def test_reply_tells_more_to_those_who_look(client: httpx.Client) -> None:
     assert body["exit_reason"] == "exited"
     assert isinstance(body["execution_id"], str)
     assert body["execution_id"]
-    assert 0 <= body["duration_seconds"] < 30
+    assert body["duration_seconds"] >= 0
 
 
 def test_each_execution_has_an_id_of_its_own(client: httpx.Client) -> None:

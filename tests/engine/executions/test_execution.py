@@ -23,6 +23,7 @@ from execd.errors import Internal, ResourceExhausted, Unavailable
 from execd.model import Command, ExitReason, State
 from execd.proc.warden_process import WardenProcess
 from tests.engine.conftest import finish, running, sh, shell_command
+from tests.patience import patience
 from tests.proc.conftest import living, new_token
 from tests.waiting import wait_until, wait_until_async
 
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
 
     from execd.engine.engine import Engine
     from execd.engine.executions.execution import Execution
-
-# Allowed delay after a promised time, in seconds: the machine has two cores and runs more work.
-SLACK_SECONDS = 3.0
 
 
 def begin(engine: Engine, script: str, **options: Any) -> Execution:
@@ -57,8 +55,9 @@ async def test_the_duration_of_a_command_ends_with_the_program_though_the_daemon
     # From here on the daemon's loop is held up.
     wait_until(lambda: not warden.children(), 20)
     gone = time.monotonic()
+    elapsed_seconds = gone - began
     wait_until(lambda: time.monotonic() > gone + 0.1)
-    assert (await execution.wait()).duration_seconds <= gone - began
+    assert 0 < (await execution.wait()).duration_seconds <= elapsed_seconds
 
 
 async def test_a_command_gives_its_code_its_output_and_what_it_used(engine: Engine) -> None:
@@ -71,7 +70,7 @@ async def test_a_command_gives_its_code_its_output_and_what_it_used(engine: Engi
     )
     assert (outcome.stdout, outcome.stderr) == (b"out\n", b"err\n")
     assert (result.killed, result.survivors, result.timed_out) == (0, (), False)
-    assert 0 < result.duration_seconds < 10
+    assert 0 < result.duration_seconds < patience(10)
     assert result.usage.output_bytes == 8
     assert outcome.execution.state is State.EXITED
 
@@ -108,7 +107,7 @@ async def test_a_timeout_is_answered_in_time_with_what_was_written_until_then(
     assert outcome.result.timed_out
     assert outcome.result.term_signal == signal.SIGKILL
     assert b"partial\n" in outcome.stdout
-    assert 3.0 <= elapsed < 3.0 + TIMEOUT_ANSWER_SECONDS + SLACK_SECONDS
+    assert 3.0 <= elapsed < patience(3.0 + TIMEOUT_ANSWER_SECONDS)
     # The answer comes in time, on a busy machine before the last process has ended.
     await wait_until_async(lambda: living(f"sleep {token}") == [])
 
@@ -142,7 +141,7 @@ async def test_a_hundred_timeouts_at_once_are_all_answered_in_time(engine: Engin
     started = time.monotonic() - begun
     results = await asyncio.gather(*(execution.wait() for execution in executions))
     assert {result.exit_reason for result in results} == {ExitReason.TIMEOUT}
-    assert time.monotonic() - begun < started + 2.0 + TIMEOUT_ANSWER_SECONDS + SLACK_SECONDS
+    assert time.monotonic() - begun - started < patience(2.0 + TIMEOUT_ANSWER_SECONDS)
     assert engine.warden.restarts == 0
 
 
@@ -163,7 +162,7 @@ async def test_a_descendant_that_holds_the_output_delays_the_answer_by_the_drain
     token, begun = new_token(), time.monotonic()
     outcome = await sh(engine, f"sleep {token} & echo done")
     assert outcome.text == "done"
-    assert time.monotonic() - begun < 0.1 + SLACK_SECONDS
+    assert time.monotonic() - begun < patience(2)
     await wait_until_async(lambda: len(living(f"sleep {token}")) == 1)
 
 
@@ -171,7 +170,7 @@ async def test_a_flooding_descendant_does_not_delay_the_answer_either(engine: En
     begun = time.monotonic()
     result = await begin(engine, "yes & echo done").wait()
     assert result.exit_code == 0
-    assert time.monotonic() - begun < 0.1 + SLACK_SECONDS
+    assert time.monotonic() - begun < patience(2)
 
 
 @pytest.mark.parametrize(
@@ -267,17 +266,6 @@ async def test_of_several_ends_while_the_spawn_is_under_way_the_smallest_grace_h
         assert (result.exit_reason, result.term_signal) == (ExitReason.CANCELED, signal.SIGKILL)
 
 
-async def test_how_long_a_program_ran_is_not_how_long_the_daemon_took_to_hear_of_it(
-    engine: Engine,
-) -> None:
-    execution = begin(engine, "sleep 0.05")
-    await execution.wait_started()
-    time.sleep(3.0)  # keep the loop from hearing of the end
-    result = await execution.wait()
-    # The warden takes the time of the start after the spawn, perhaps a moment late.
-    assert 0 < result.duration_seconds < 2.9
-
-
 # The warden's clock.
 
 
@@ -339,7 +327,6 @@ async def test_command_that_ended_in_time_keeps_its_reason_however_late_the_daem
     hold_loop(lambda: living(token) == [], 3.2)
     result = await execution.wait()
     assert (result.exit_code, result.exit_reason) == (3, ExitReason.EXITED)
-    assert result.duration_seconds < 3.0
     assert living(f"sleep {left}") != [], "what it left running lives on"
 
 
@@ -491,17 +478,15 @@ async def test_a_total_limit_covers_waiting_and_running_together(tmp_path: Path)
         first = begin(engine, "sleep 1000")
         begun = time.monotonic()
         second = begin(engine, "exec sleep 1000", total_seconds=4.0, timeout_seconds=60.0)
+        asked = time.monotonic()
         await asyncio.sleep(1.5)
         assert second.state is State.QUEUED
         first.end(ExitReason.CANCELED, 0.0)
         await second.wait_started()
-        started = time.monotonic()
+        # The wait of 1.5 s counts.
+        assert begun + 4.0 <= second.deadlines.deadline < asked + 1.5 + 4.0
         assert (await second.wait()).exit_reason is ExitReason.TIMEOUT
-        ended = time.monotonic()
-        # The end does not come before the limit. The wait counts: otherwise the program would run
-        # for 4 s.
-        assert ended - begun >= 4.0
-        assert ended - started < 4.0
+        assert time.monotonic() - begun >= 4.0
         await first.wait()
 
 
