@@ -384,7 +384,8 @@ def test_cell_that_swallows_interrupts_cannot_hold_its_session(
     done = session.run(code, timeout_seconds=1.5)
     elapsed_seconds = time.monotonic() - began
     assert (done["status"], done["exit_reason"], done["timed_out"]) == ("error", "timeout", True)
-    timed(elapsed_seconds, 1.5 + ANSWER_SECONDS)  # without a wait for the kill
+    # The answer is due 0.45 s after the limit, and the kill comes 2 s after the limit.
+    timed(elapsed_seconds, 1.5 + ANSWER_SECONDS + 0.5)
     after = session.run("import os; 1 + os.path.exists('swallowed')")
     assert (after["generation"], after["state_lost"], after["result"]["data"]["text/plain"]) == (
         2,
