@@ -166,7 +166,7 @@ async def test_a_hung_disk_does_not_keep_a_timeout_from_being_answered(engine: E
         for _ in range(4):
             engine._parts.store.threads.submit(over.wait)
         execution = engine.run(shell_command("yes", timeout_seconds=0.3))
-        result = await asyncio.wait_for(execution.wait(), 5)
+        result = await asyncio.wait_for(execution.wait(), patience.seconds(5))
         assert result.exit_reason is ExitReason.TIMEOUT
     finally:
         over.set()
@@ -222,7 +222,7 @@ async def test_a_reply_is_whole_although_nothing_is_remembered(
 async def test_noting_ends_what_runs(engine: Engine) -> None:
     execution = engine.run(shell_command("sleep 1000"))
     await execution.wait_started()
-    await asyncio.wait_for(engine.forget(execution), 10)
+    await asyncio.wait_for(engine.forget(execution), patience.seconds(10))
     assert (await execution.wait()).exit_reason is ExitReason.CANCELED
     with pytest.raises(NotFound):
         engine.get(execution.id)
@@ -326,7 +326,7 @@ async def test_what_was_accepted_and_waits_is_known_after_the_daemon_goes_down(
     async with running(tmp_path, max_running=1) as engine:
         named(engine, "sleep 1000", "blocker", detached=True)
         named(engine, "true", "x", detached=True)
-        await asyncio.wait_for(engine.drain(), 10)
+        await asyncio.wait_for(engine.drain(), patience.seconds(10))
     async with running(tmp_path) as engine:
         assert (await engine.get("x").wait()).exit_reason is ExitReason.SHUTDOWN
 

@@ -185,7 +185,7 @@ async def test_the_first_cause_is_the_reason_and_later_ones_only_hasten(
     await says(execution, b"ready")
     execution.end(cause, 60.0)
     execution.end(ExitReason.TIMEOUT, 0.0)
-    assert (await asyncio.wait_for(execution.wait(), 10)).exit_reason is cause
+    assert (await asyncio.wait_for(execution.wait(), patience.seconds(10))).exit_reason is cause
     execution.end(ExitReason.TIMEOUT, 0.0)
     assert (await execution.wait()).exit_reason is cause
 
@@ -197,7 +197,7 @@ async def test_an_end_before_the_first_step_leaves_nobody_waiting_and_gives_the_
         execution = begin(engine, "echo never")
         execution.end(ExitReason.CANCELED, 0.0)
         execution.end(ExitReason.TIMEOUT, 0.0)
-        result = await asyncio.wait_for(execution.wait(), 5)
+        result = await asyncio.wait_for(execution.wait(), patience.seconds(5))
         assert (result.exit_reason, result.term_signal) == (ExitReason.CANCELED, None)
         assert (await sh(engine, "echo next")).text == "next"
 
@@ -210,7 +210,9 @@ async def test_an_end_at_any_moment_of_the_start_leaves_nothing(engine: Engine) 
             await asyncio.sleep(0)
         execution.end(ExitReason.CANCELED, 0.0)
         execution.end(ExitReason.CANCELED, 0.0)
-        assert (await asyncio.wait_for(execution.wait(), 10)).exit_reason is ExitReason.CANCELED
+        assert (
+            await asyncio.wait_for(execution.wait(), patience.seconds(10))
+        ).exit_reason is ExitReason.CANCELED
     assert (await sh(engine, "echo next")).text == "next"
     await wait_until_async(lambda: living(f"sleep {token}") == [])
 
@@ -417,7 +419,7 @@ async def test_a_reader_that_leaves_while_the_program_waits_in_the_queue_takes_i
             await first.wait_started()
             assert waiting.state is State.QUEUED
         assert (
-            await asyncio.wait_for(waiting.wait(), 5)
+            await asyncio.wait_for(waiting.wait(), patience.seconds(5))
         ).exit_reason is ExitReason.CLIENT_DISCONNECTED
         first.end(ExitReason.CANCELED, 0.0)
         await first.wait()
@@ -558,7 +560,7 @@ async def test_without_descriptors_for_its_pipes_it_is_sent_away_and_later_ones_
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         try:
-            result = await asyncio.wait_for(execution.wait(), 5)
+            result = await asyncio.wait_for(execution.wait(), patience.seconds(5))
         except ResourceExhausted:
             continue
         assert room == 4
@@ -701,7 +703,7 @@ async def test_drain_sends_away_who_waits_in_the_queue(tmp_path: Path) -> None:
     async with running(tmp_path, max_running=1) as engine:
         first, waiting = begin(engine, "sleep 1000"), begin(engine, "echo never")
         await first.wait_started()
-        await asyncio.wait_for(engine.drain(), 10)
+        await asyncio.wait_for(engine.drain(), patience.seconds(10))
         with pytest.raises(Unavailable):
             await waiting.wait()
 
