@@ -75,7 +75,6 @@ face() {  # PORT STATE-DIR SECRET: the address and the facts of the daemon for t
     export EXECD_URL=http://127.0.0.1:$1 EXECD_STATE_DIR=$2 EXECD_CONFORMANCE_SECRET=$3
     export EXECD_LOG=$daemon_log
     export EXECD_CONFORMANCE_NAMESPACES=1
-    export EXECD_CONFORMANCE_SLACK_SECONDS=${EXECD_CONFORMANCE_SLACK_SECONDS:-3}
 }
 
 # NAME AGAIN [RUNS] -- COMMAND...: as .ci/suite. A suite that fails does not keep the next suites from

@@ -19,6 +19,7 @@ import pytest
 from execd.proc.task_meter import is_gvisor
 from tests import profiles, subreaper
 from tests.layer_rules import PURE
+from tests.patience import patience
 from tests.recording import pytest_collectreport as pytest_collectreport
 from tests.recording import pytest_runtest_logreport as pytest_runtest_logreport
 from tests.recording import pytest_sessionfinish as pytest_sessionfinish
@@ -33,6 +34,7 @@ pytest.register_assert_rewrite(
     "tests.readers",
 )
 profiles.load()
+pytest_plugins = ["tests.timed"]
 
 TESTS = Path(__file__).parent
 
@@ -239,9 +241,9 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     before = _descriptors(), children() | children()
     with subreaper.restored():
         yield
-    deadline = time.monotonic() + LEAK_DEADLINE_SECONDS
+    began = time.monotonic()
     while leaked := _leaked(before):
-        if time.monotonic() > deadline:
+        if patience.is_over(time.monotonic() - began, LEAK_DEADLINE_SECONDS):
             pytest.fail("left behind:\n  " + "\n  ".join(leaked))
         time.sleep(0.01)  # between looks of a bounded wait
 

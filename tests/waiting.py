@@ -1,8 +1,7 @@
 """Waiting for facts: bounded, and named.
 
-The default deadline is far longer than a fact needs, because on a busy machine a process may wait
-for seconds until the process gets a CPU. A fact ends the wait at once, so only a failing test waits
-as long.
+The default deadline is far longer than a fact needs, and each deadline is longer on a slow or busy
+machine (tests/patience.py). A fact ends the wait at once, so only a failing test waits as long.
 """
 
 from __future__ import annotations
@@ -10,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from typing import TYPE_CHECKING
+
+from tests.patience import patience
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,9 +21,9 @@ DEADLINE_SECONDS = 20.0
 
 def wait_until(fact: Callable[[], object], deadline_seconds: float = DEADLINE_SECONDS) -> None:
     """Return when ``fact()`` is true; fail, naming the fact, when time runs out."""
-    deadline = time.monotonic() + deadline_seconds
+    began = time.monotonic()
     while not fact():
-        assert time.monotonic() < deadline, f"not within {deadline_seconds} s: {fact}"
+        patience.check(began, deadline_seconds, fact)
         time.sleep(POLL_SECONDS)
 
 
@@ -30,7 +31,7 @@ async def wait_until_async(
     fact: Callable[[], object], deadline_seconds: float = DEADLINE_SECONDS
 ) -> None:
     """The same without holding up the loop."""
-    deadline = time.monotonic() + deadline_seconds
+    began = time.monotonic()
     while not fact():
-        assert time.monotonic() < deadline, f"not within {deadline_seconds} s: {fact}"
+        patience.check(began, deadline_seconds, fact)
         await asyncio.sleep(POLL_SECONDS)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.client.proxies import Router, router
-from tests.conformance.target import REPOSITORY, SLACK_SECONDS, Target
+from tests.conformance.target import REPOSITORY, Target
+from tests.patience import patience
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +60,7 @@ def driven(interpreter: Path, way: str, kind: str, url: str) -> dict[str, Any]:
         [interpreter, DRIVERS / "from_sandbox.py", way, kind, url],
         capture_output=True,
         text=True,
-        timeout=60 + SLACK_SECONDS,
+        timeout=patience.seconds(60),
         check=False,
         env=environment,
     )

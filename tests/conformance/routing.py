@@ -23,8 +23,9 @@ import pytest
 
 from ..client.proxies import serving
 from ..free_port import free_port
+from ..patience import patience
 from .scripted_routers import GoRouter
-from .target import SLACK_SECONDS, wait_until
+from .target import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -73,7 +74,7 @@ def routed(
     with ExitStack() as ends:
         log = ends.enter_context(tempfile.TemporaryFile())
         client = RoutedClient(
-            timeout=60 + SLACK_SECONDS,
+            timeout=patience.seconds(60),
             trust_env=False,
             headers={
                 "X-Sandbox-ID": "sandbox",

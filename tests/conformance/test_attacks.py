@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .attack import PROBE_SECONDS, Neighbours, attack, compiled, probing
-from .target import SLACK_SECONDS, wait_until
+from .attack import Neighbours, attack, compiled, probing
+from .target import wait_until
 
 if TYPE_CHECKING:
     import socket
@@ -46,12 +46,11 @@ def test_compiled_fork_bomb_ends_at_its_limit_and_harms_nobody(
     target: Target, client: httpx.Client, bomb: str
 ) -> None:
     neighbours = Neighbours(target, client)
-    with neighbours.beside(), probing(target) as prober:
+    with neighbours.beside(), probing(target):
         said, _ = attack(client, bomb, limits={"processes": BOMBS[bomb]}, timeout_seconds=60)
     assert said["exit_reason"] == "process_limit", said
     assert said["exit_code"] > 128
     assert said["survivors"] == []
-    assert prober.worst_seconds < PROBE_SECONDS + SLACK_SECONDS
 
 
 def test_program_with_an_orphan_and_a_stopped_process_is_not_hung_up(run: Run) -> None:
@@ -109,10 +108,9 @@ def test_crowd_of_another_takes_no_processes_from_a_tree_below_its_limit(
 @pytest.mark.usefixtures("armed")
 def test_threads_count_as_processes_of_a_tree(target: Target, client: httpx.Client) -> None:
     neighbours = Neighbours(target, client)
-    with neighbours.beside(), probing(target) as prober:
+    with neighbours.beside(), probing(target):
         said, _ = attack(client, "threads", "4000", timeout_seconds=60)
     assert (said["exit_reason"], said["killed"]) == ("process_limit", 1), said
-    assert prober.worst_seconds < PROBE_SECONDS + SLACK_SECONDS
 
 
 @pytest.mark.usefixtures("armed")
@@ -126,10 +124,9 @@ def test_chain_of_processes_that_fork_and_end_dies_with_its_execution(
     run: Run, target: Target, client: httpx.Client
 ) -> None:
     neighbours = Neighbours(target, client)
-    with neighbours.beside(), probing(target) as prober:
+    with neighbours.beside(), probing(target):
         ran = run("./attack chain; sleep 60", timeout_seconds=2)
     assert ran.exit_reason == "timeout"
-    assert prober.worst_seconds < PROBE_SECONDS + SLACK_SECONDS
 
 
 @pytest.mark.usefixtures("armed")
@@ -140,7 +137,7 @@ def test_signal_between_vfork_and_exec_does_not_cost_the_warden(
     """The program signals every pid that comes next. A neighbour that is hit ends or stops, as
     between any two programs."""
     restarts = target.capabilities(afresh=True)["warden_restarts"]
-    with probing(target) as prober:
+    with probing(target):
         attacker = client.post(
             "/v1/executions",
             json={"argv": ["./attack", "signal next", str(number)], "detach": True},
@@ -153,7 +150,6 @@ def test_signal_between_vfork_and_exec_does_not_cost_the_warden(
         client.post(f"/v1/executions/{attacker['id']}/kill")
     assert target.capabilities(afresh=True)["warden_restarts"] == restarts
     assert run("echo hi").stdout == "hi\n"
-    assert prober.worst_seconds < PROBE_SECONDS + SLACK_SECONDS
 
 
 def test_stopped_warden_is_continued_at_once_and_loses_nothing(
@@ -161,7 +157,7 @@ def test_stopped_warden_is_continued_at_once_and_loses_nothing(
 ) -> None:
     """gVisor lets user code stop the init of the namespace; Linux ignores the signal."""
     restarts = target.capabilities(afresh=True)["warden_restarts"]
-    with probing(target) as prober:
+    with probing(target):
         flood = client.post(
             "/v1/executions", json={"command": "while :; do kill -STOP 1; done", "detach": True}
         ).json()
@@ -169,7 +165,6 @@ def test_stopped_warden_is_continued_at_once_and_loses_nothing(
             assert run("kill -STOP 1; echo hi", timeout_seconds=10).stdout == "hi\n"
         client.post(f"/v1/executions/{flood['id']}/kill")
     assert target.capabilities(afresh=True)["warden_restarts"] == restarts
-    assert prober.worst_seconds < PROBE_SECONDS + SLACK_SECONDS
 
 
 FLOOD_IN_FLIGHT = """
@@ -201,7 +196,7 @@ def test_descriptors_in_flight_of_user_code_harm_nobody(
 ) -> None:
     """The daemon sends descriptors to the warden as the same user (unix(7), ETOOMANYREFS)."""
     neighbours = Neighbours(target, client)
-    with neighbours.beside(), probing(target) as prober:
+    with neighbours.beside(), probing(target):
         flood = client.post(
             "/v1/executions",
             json={"argv": ["python3", "-c", FLOOD_IN_FLIGHT], "detach": True},
@@ -217,7 +212,6 @@ def test_descriptors_in_flight_of_user_code_harm_nobody(
         assert session.status_code in (200, 201), session.text
         client.delete(f"/v1/sessions/{session.json()['id']}")
         client.delete(f"/v1/executions/{flood}")
-    assert prober.worst_seconds < PROBE_SECONDS + SLACK_SECONDS
 
 
 RESIZES = [
@@ -250,7 +244,7 @@ def test_resizes_without_end_from_many_viewers_harm_nobody(
     neighbours = Neighbours(target, client)
     with (
         neighbours.beside(),
-        probing(target) as prober,
+        probing(target),
         contextlib.ExitStack() as connections,
     ):
         command = {"argv": ["sleep", "60"], "pty": {"cols": 80, "rows": 24}, "detach": True}
@@ -273,4 +267,3 @@ def test_resizes_without_end_from_many_viewers_harm_nobody(
         said = client.get(f"/v1/executions/{execution}").json()
         assert said["state"] == "RUNNING", said
         client.delete(f"/v1/executions/{execution}")
-    assert prober.worst_seconds < PROBE_SECONDS + SLACK_SECONDS

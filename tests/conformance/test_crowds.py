@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .attack import PROBE_SECONDS, probing
+from ..patience import patience
+from .attack import probing
 from .conftest import python
-from .target import CROWD, SLACK_SECONDS, execute_bytes, request_bytes, wait_until
+from .target import CROWD, execute_bytes, request_bytes, wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import httpx
 
     from .conftest import Run
@@ -37,17 +40,16 @@ def test_hung_commands_hold_up_neither_probes_nor_new_commands(
             ran = run("echo hi")
             assert ran.stdout == "hi\n"
             command_seconds.append(ran.elapsed_seconds)
-        # One of each may be slow: a machine that paused for 1 s held up this client, while the
-        # daemon's log had the reply after 2 ms.
-        assert sorted(probe_seconds)[-2] < 0.5 + SLACK_SECONDS
-        assert sorted(command_seconds)[-2] < 1 + SLACK_SECONDS
+        assert max(probe_seconds) < patience(1)
+        assert max(command_seconds) < patience(2)
     wait_until(lambda: run.count_alive(marker) == 0, 15, "all of them are gone with their callers")
 
 
 def test_commands_run_side_by_side(target: Target) -> None:
     answers = target.request_at_once([execute_bytes(f"sleep 1; echo {n}") for n in range(20)])
     assert [answer.json()["stdout"] for answer in answers] == [f"{n}\n" for n in range(20)]
-    assert max(answer.elapsed_seconds for answer in answers) < 5 + SLACK_SECONDS
+    summed_duration_seconds = sum(answer.json()["duration_seconds"] for answer in answers)
+    assert summed_duration_seconds > 2 * max(answer.elapsed_seconds for answer in answers)
 
 
 def test_outputs_of_commands_at_once_are_not_mixed(run: Run) -> None:
@@ -126,12 +128,11 @@ MIX = [
 def test_crowd_of_commands_leaves_probes_answered_and_every_answer_right(target: Target) -> None:
     outputs = {MIX[0]: "", MIX[2]: "200\n", MIX[3]: "42\n"}
     sent = MIX * 24
-    with probing(target) as prober:
+    with probing(target):
         answers = target.request_at_once([execute_bytes(command) for command in sent])
     for command, answer in zip(sent, answers, strict=True):
         assert answer.json()["exit_code"] == 0, answer.content
         assert answer.json()["stdout"] == outputs.get(command, answer.json()["stdout"])
-    assert prober.worst_seconds < PROBE_SECONDS + SLACK_SECONDS
 
 
 def test_command_that_computes_in_its_first_moments_keeps_others_waiting_for_a_moment_only(
@@ -158,8 +159,13 @@ def test_command_that_computes_in_its_first_moments_keeps_others_waiting_for_a_m
             client.delete(f"/v1/executions/{execution_id}")
 
 
+@pytest.mark.timed
 def test_sleeping_commands_start_at_once_however_few_may_start(
-    target: Target, client: httpx.Client, run: Run, marker: str
+    target: Target,
+    client: httpx.Client,
+    run: Run,
+    marker: str,
+    timed: Callable[[float, float], None],
 ) -> None:
     facts = target.capabilities(afresh=True)["commands"]
     asleep = [
@@ -170,8 +176,10 @@ def test_sleeping_commands_start_at_once_however_few_may_start(
     ]
     try:
         # If only their age freed starting places, the programs would take this long.
-        limit = CROWD / facts["max_starting"] * facts["starting_seconds"]
-        wait_until(lambda: states(client, asleep) == {"RUNNING"}, limit / 3, "all of them run")
+        limit_seconds = CROWD / facts["max_starting"] * facts["starting_seconds"]
+        began = time.monotonic()
+        wait_until(lambda: states(client, asleep) == {"RUNNING"}, limit_seconds, "all of them run")
+        timed(time.monotonic() - began, limit_seconds / 3)
         assert run("echo hi").stdout == "hi\n"
     finally:
         for execution_id in asleep:

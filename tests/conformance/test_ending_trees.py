@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ..patience import patience
 from .conftest import python
-from .target import SLACK_SECONDS, wait_until
+from .target import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -182,7 +183,7 @@ def test_pages_written_after_a_fork_end_it(execute: Callable[..., dict[str, Any]
     done = execute(
         command=python(program),
         limits={"memory_bytes": 250 * MIB},
-        timeout_seconds=60 + SLACK_SECONDS,
+        timeout_seconds=patience.seconds(60),
     )
     assert (done["exit_reason"], done["exit_code"]) == ("memory_limit", 137)
 

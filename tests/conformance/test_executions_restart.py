@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from .target import READ_SECONDS, SLACK_SECONDS, TERMINATED, Target, can_start, start, wait_until
+from ..patience import patience
+from .target import READ_SECONDS, TERMINATED, Target, can_start, start, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -227,7 +228,7 @@ def test_nothing_runs_twice_however_often_the_daemon_dies(
             target = start_again()
     finally:
         for client in clients:
-            client.join(60 + SLACK_SECONDS)
+            client.join(patience.seconds(60))
         stop.set()
     runs = Counter((tmp_path / "base" / "count").read_text().split())
     assert max(runs.values()) == 1, [key for key, times in runs.items() if times > 1]

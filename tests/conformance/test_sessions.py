@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import json
 import secrets
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .target import SLACK_SECONDS, wait_until
+from .target import ANSWER_SECONDS, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -348,15 +347,19 @@ def test_large_output_of_a_cell_is_cut_as_a_commands(session: Session) -> None:
 # --- time and control
 
 
-def test_cell_over_its_limit_is_interrupted_in_time_and_keeps_its_state(session: Session) -> None:
+@pytest.mark.timed
+def test_cell_over_its_limit_is_interrupted_in_time_and_keeps_its_state(
+    session: Session, timed: Callable[[float, float], None]
+) -> None:
     session.run("x = 1")
     began = time.monotonic()
     done = session.run(
         "import time\nprint('before', flush=True)\nx = 2\ntime.sleep(60)", timeout_seconds=1.5
     )
-    assert time.monotonic() - began < 1.0 + 1.5 + SLACK_SECONDS
+    elapsed_seconds = time.monotonic() - began
     assert (done["status"], done["exit_reason"], done["timed_out"]) == ("error", "timeout", True)
     assert done["stdout"] == "before\n"
+    timed(elapsed_seconds, 1.5 + ANSWER_SECONDS)
     after = session.run("x")
     assert (after["generation"], after["state_lost"], after["result"]["data"]["text/plain"]) == (
         1,
@@ -366,7 +369,10 @@ def test_cell_over_its_limit_is_interrupted_in_time_and_keeps_its_state(session:
 
 
 @pytest.mark.both_shapes
-def test_cell_that_swallows_interrupts_cannot_hold_its_session(session: Session) -> None:
+@pytest.mark.timed
+def test_cell_that_swallows_interrupts_cannot_hold_its_session(
+    session: Session, timed: Callable[[float, float], None]
+) -> None:
     session.run("x = 1")
     code = (
         "import time\n"
@@ -378,8 +384,10 @@ def test_cell_that_swallows_interrupts_cannot_hold_its_session(session: Session)
     )
     began = time.monotonic()
     done = session.run(code, timeout_seconds=1.5)
-    assert time.monotonic() - began < 2.5 + SLACK_SECONDS, "the answer does not wait for the kill"
+    elapsed_seconds = time.monotonic() - began
     assert (done["status"], done["exit_reason"], done["timed_out"]) == ("error", "timeout", True)
+    # The answer is due 0.45 s after the limit, and the kill comes 2 s after the limit.
+    timed(elapsed_seconds, 1.5 + ANSWER_SECONDS + 0.5)
     after = session.run("import os; 1 + os.path.exists('swallowed')")
     assert (after["generation"], after["state_lost"], after["result"]["data"]["text/plain"]) == (
         2,
@@ -990,9 +998,6 @@ def test_sessions_run_side_by_side(make: Callable[..., Session], client: httpx.C
     sessions = [make() for _ in range(4)]
     began = time.monotonic()
     running = [session.start("import time\ntime.sleep(1.5)\n'done'") for session in sessions]
-    assert [
-        session.ended(cell)["result"]["data"]["text/plain"]
-        for session, cell in zip(sessions, running, strict=True)
-    ] == ["'done'"] * 4
-    assert time.monotonic() - began < 5 + SLACK_SECONDS
-    assert threading.active_count() >= 1
+    done = [session.ended(cell) for session, cell in zip(sessions, running, strict=True)]
+    assert [one["result"]["data"]["text/plain"] for one in done] == ["'done'"] * 4
+    assert time.monotonic() - began < sum(one["duration_seconds"] for one in done)

@@ -20,8 +20,9 @@ import pytest
 
 from tests.event_stream import Event, EventStreamParser, text_of
 
+from ..patience import patience
 from .contract import RECORDER
-from .target import PROGRAMS, READ_SECONDS, SLACK_SECONDS, request_bytes, wait_until
+from .target import PROGRAMS, READ_SECONDS, request_bytes, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -355,7 +356,7 @@ class Crowd:
 
     def read_until(self, kind: str, deadline_seconds: float) -> None:
         """Until each has had an event of this kind."""
-        end = time.monotonic() + deadline_seconds + SLACK_SECONDS
+        end = time.monotonic() + patience.seconds(deadline_seconds)
         with selectors.DefaultSelector() as selector:
             for connection, parser, story in self._readers:
                 if all(event.kind != kind for event in story):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
+from ..patience import patience
 from .attack import probing
 from .target import READ_SECONDS, TERMINATED, Target, elsewhere, execute_bytes, start
 
@@ -24,8 +25,8 @@ PERIOD_MICROSECONDS = 100_000
 QUOTA_MICROSECONDS = PERIOD_MICROSECONDS // 10
 
 PROBE_SECONDS = 3.0
-"""The slowest ``GET /`` allowed. In each period all processes may be stopped for 90 ms, and the
-daemon gets a share of the rest."""
+"""In each period all processes may be stopped for 90 ms, and the daemon gets a share of the
+rest."""
 TIMES = 5
 """How much longer than promised an answer may take."""
 
@@ -95,9 +96,8 @@ def neighbours(daemon: Target, own_client: httpx.Client) -> Iterator[None]:
 
 @pytest.fixture
 def untouched(daemon: Target, neighbours: None) -> Iterator[None]:
-    with probing(daemon) as prober:
+    with probing(daemon, PROBE_SECONDS):
         yield
-    assert prober.worst_seconds < PROBE_SECONDS
 
 
 def test_the_daemon_knows_its_quota(daemon: Target) -> None:
@@ -124,7 +124,7 @@ def test_commands_end_with_the_right_reason_on_a_tenth_of_a_cpu(
     said = own_client.post("/v1/executions", json=wish).json()
     assert said["exit_reason"] == reason, said
     if reason == "timeout":
-        assert said["duration_seconds"] < timeout_seconds + TIMES
+        assert said["duration_seconds"] < patience(timeout_seconds + TIMES)
 
 
 @pytest.mark.usefixtures("untouched")

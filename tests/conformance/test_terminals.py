@@ -13,8 +13,9 @@ import aiohttp
 import pyte
 import pytest
 
+from ..patience import patience
 from .contract import RECORDER
-from .target import READ_SECONDS, SLACK_SECONDS, wait_until
+from .target import READ_SECONDS, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -88,7 +89,7 @@ class Viewer:
         """Draw messages until the condition holds; when no more messages come the condition must
         hold."""
         try:
-            async with asyncio.timeout(DEADLINE_SECONDS + SLACK_SECONDS):
+            async with asyncio.timeout(patience.seconds(DEADLINE_SECONDS)):
                 while not holds() and await self.draw():
                     pass
         except TimeoutError:
@@ -118,7 +119,7 @@ class Viewer:
     async def repeat(self, keys: str, *, until: str) -> None:
         """Type the keys until the screen shows the text: vim throws away keys that follow a Ctrl-C
         or a resize too soon."""
-        deadline = time.monotonic() + DEADLINE_SECONDS + SLACK_SECONDS
+        deadline = time.monotonic() + patience.seconds(DEADLINE_SECONDS)
         while until not in str(self) and time.monotonic() < deadline:
             await self.type(keys)
             with contextlib.suppress(TimeoutError):

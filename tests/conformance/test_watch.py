@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .attack import PROBE_SECONDS, probing
-from .target import READ_SECONDS, SLACK_SECONDS
+from ..patience import patience
+from .attack import probing
+from .target import READ_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,20 +29,20 @@ class Stream:
         self.lines = lines
 
     def event(self) -> dict[str, Any]:
-        deadline = time.monotonic() + READ_SECONDS
+        began = time.monotonic()
         for line in self.lines:
             if line:
                 return dict(json.loads(line))
-            assert time.monotonic() < deadline, "nothing but heartbeats"
+            patience.check(began, READ_SECONDS, "an event comes, and not only heartbeats")
         return {"event": "end"}
 
     def seen_until(self, wanted: tuple[str, str]) -> list[tuple[str, ...]]:
         """Type and path of all changes up to the wanted change; the old path too where a change has
         an old path."""
         seen: list[tuple[str, ...]] = []
-        deadline = time.monotonic() + READ_SECONDS
+        began = time.monotonic()
         while wanted not in [change[:2] for change in seen]:
-            assert time.monotonic() < deadline, seen
+            patience.check(began, READ_SECONDS, seen)
             event = self.event()
             assert event["event"] == "changes", (event, seen)
             for change in event["changes"]:
@@ -231,9 +232,9 @@ def test_watches_are_limited_in_number_and_free_again_at_their_end(
     finally:
         for connection in connections:
             connection.close()
-    deadline = time.monotonic() + READ_SECONDS
+    began = time.monotonic()
     while target.request("HEAD", f"/v1/watch/{folder}").http_status != 200:
-        assert time.monotonic() < deadline, "no watch is free again"
+        patience.check(began, READ_SECONDS, "a watch is free again")
 
 
 FLOOD_OF_CHANGES = """
@@ -260,7 +261,7 @@ def test_many_watches_of_a_flood_hold_up_nobody(
             connection = connections.enter_context(target.connect())
             connection.sendall(request)
             assert connection.recv(100).startswith(b"HTTP/1.1 200")
-        with probing(target) as prober:
+        with probing(target):
             floods = [
                 client.post(
                     "/v1/executions",
@@ -271,4 +272,3 @@ def test_many_watches_of_a_flood_hold_up_nobody(
             for flood in floods:
                 ended = client.get(f"/v1/executions/{flood}?wait_seconds=25").json()
                 assert ended["exit_reason"] == "exited", ended
-    assert prober.worst_seconds < PROBE_SECONDS + SLACK_SECONDS

@@ -12,7 +12,8 @@ from websockets.sync.client import connect
 
 from ..client.proxies import Router, router
 from ..conformance.routing import KINDS, LONG_SECONDS, routed
-from ..conformance.target import SLACK_SECONDS, wait_until
+from ..conformance.target import wait_until
+from ..patience import patience
 from .conftest import DIALECTS, TOKEN
 from .test_dialects import executions_of, mark
 
@@ -123,7 +124,7 @@ def test_silent_terminal_of_opensandbox_survives_a_router_that_waits_for_headers
         terminal.send(b"\x00" + f"sleep {LONG_SECONDS}; echo $((40 + 2))\n".encode())
         shown = b""
         while b"42\r\n" not in shown:
-            message = terminal.recv(timeout=30 + SLACK_SECONDS)
+            message = terminal.recv(timeout=patience.seconds(30))
             shown += message[1:] if isinstance(message, bytes) else b""
     opensandbox.delete(f"/pty/{made}")
 

@@ -32,6 +32,7 @@ from execd.errors import (
 from execd.model import Command, ExitReason, State
 from execd.proc.task_meter import is_gvisor
 from tests.engine.conftest import Outcome, finish, running, sh, shell_command
+from tests.patience import patience
 from tests.waiting import wait_until_async
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ async def test_a_hung_disk_does_not_keep_a_timeout_from_being_answered(engine: E
         for _ in range(4):
             engine._parts.store.threads.submit(over.wait)
         execution = engine.run(shell_command("yes", timeout_seconds=0.3))
-        result = await asyncio.wait_for(execution.wait(), 5)
+        result = await asyncio.wait_for(execution.wait(), patience.seconds(5))
         assert result.exit_reason is ExitReason.TIMEOUT
     finally:
         over.set()
@@ -265,7 +266,7 @@ async def test_what_was_accepted_and_waits_is_known_after_the_daemon_goes_down(
     async with running(tmp_path, max_running=1) as engine:
         named(engine, "sleep 1000", "blocker", detached=True)
         named(engine, "true", "x", detached=True)
-        await asyncio.wait_for(engine.drain(), 10)
+        await asyncio.wait_for(engine.drain(), patience.seconds(10))
     async with running(tmp_path) as engine:
         assert (await engine.get("x").wait()).exit_reason is ExitReason.SHUTDOWN
 
@@ -414,7 +415,7 @@ async def test_the_loop_is_never_held_up_for_long(engine: Engine) -> None:
     watcher.cancel()
     # gVisor counts the waits of a thread that could run, too.
     assert 0 < longest < (5.0 if is_gvisor() else 0.1)
-    assert longest_wait < 5.0
+    assert longest_wait < patience(5.0)
 
 
 # Life.

@@ -16,6 +16,7 @@ from execd.engine.sessions.session_state import SessionState
 from execd.model import Command, ExitReason, Program
 from execd.proc.task_meter import is_gvisor
 from tests.engine.conftest import running, sh, shell_command
+from tests.patience import patience
 from tests.waiting import DEADLINE_SECONDS, POLL_SECONDS, wait_until_async
 
 if TYPE_CHECKING:
@@ -31,12 +32,12 @@ SPIN = "exec python3 -c 'import time\nwhile time.process_time() < 1: pass'"
 
 async def stats_until(engine: Engine, fits: Callable[[Stats], bool]) -> Stats:
     """Return the first figures that fit: memory and processes are those of the latest scan."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
+    began = time.monotonic()
     while True:
         found = engine.stats()
         if fits(found):
             return found
-        assert time.monotonic() < deadline, found
+        patience.check(began, DEADLINE_SECONDS, found)
         await asyncio.sleep(POLL_SECONDS)
 
 

@@ -19,6 +19,7 @@ import psutil
 
 from execd.engine.sessions import zygote_command
 from execd.kernel import frames
+from tests.patience import patience
 
 DEADLINE_SECONDS = 30.0
 PYTHON = os.environ.get("EXECD_TEST_PYTHON", sys.executable)
@@ -248,9 +249,9 @@ class WorkerProcess:
     def wait(self) -> int:
         """Return the worker's exit code, or the negative number of the fatal signal."""
         if self.exit_code is None:
-            deadline = time.monotonic() + DEADLINE_SECONDS
+            began = time.monotonic()
             while not (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
-                assert time.monotonic() < deadline, "the worker does not end"
+                patience.check(began, DEADLINE_SECONDS, "the worker ends")
                 time.sleep(0.002)
             self.exit_code = os.waitstatus_to_exitcode(ended[1])
         return self.exit_code

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from tests.kernel.harness import Ends, WorkerProcess
+from tests.patience import patience
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -318,7 +319,7 @@ def test_a_fork_that_the_kernel_refuses_is_an_error(new_worker: NewWorker) -> No
     ends.close_sent()
     assert "temporarily unavailable" in worker.peer.expect("reply")["error"]
     with ends.greeting, ends.protocol:
-        ends.greeting.settimeout(5)
+        ends.greeting.settimeout(patience.seconds(5))
         assert ends.greeting.recv(1) == b"", "nobody is left who could greet"
     os.close(ends.stdout)
     os.close(ends.stderr)

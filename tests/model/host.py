@@ -15,11 +15,11 @@ from tests.conformance import aftermath
 from tests.conformance.target import (
     LAUNCHER,
     READ_SECONDS,
-    SLACK_SECONDS,
     TERMINATED,
     Target,
     start,
 )
+from tests.patience import patience
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Host:
 
     def _client(self) -> httpx.Client:
         return httpx.Client(
-            base_url=self.target.url, timeout=READ_SECONDS + SLACK_SECONDS, trust_env=False
+            base_url=self.target.url, timeout=patience.seconds(READ_SECONDS), trust_env=False
         )
 
     def restart(self) -> None:

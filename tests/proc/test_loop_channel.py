@@ -12,6 +12,7 @@ import pytest
 from execd.proc.channel import Channel
 from execd.proc.loop_channel import LoopChannel
 from execd.proc.messages import Fault, Message, Ping, Pong, ProtocolError
+from tests.patience import patience
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -32,7 +33,7 @@ class Ends:
         self.messages.append(message)
 
     async def lost(self) -> None:
-        await asyncio.wait_for(self.channel.lost.wait(), 5)
+        await asyncio.wait_for(self.channel.lost.wait(), patience.seconds(5))
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ async def test_messages_that_the_socket_does_not_take_follow_when_the_peer_reads
 async def test_waiting_for_an_event_ends_with_the_event_or_with_the_loss(ends: Ends) -> None:
     event = asyncio.Event()
     event.set()
-    await asyncio.wait_for(ends.channel.wait_for(event), 5)
+    await asyncio.wait_for(ends.channel.wait_for(event), patience.seconds(5))
     ends.warden.close()
-    await asyncio.wait_for(ends.channel.wait_for(asyncio.Event()), 5)
+    await asyncio.wait_for(ends.channel.wait_for(asyncio.Event()), patience.seconds(5))
     assert ends.channel.lost.is_set()

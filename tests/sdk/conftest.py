@@ -26,7 +26,6 @@ import pytest
 
 from ..conformance.target import (
     REPOSITORY,
-    SLACK_SECONDS,
     TERMINATED,
     Target,
     dialect_ports,
@@ -34,6 +33,7 @@ from ..conformance.target import (
     start,
 )
 from ..free_port import free_port
+from ..patience import patience
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -161,7 +161,7 @@ def warm(interpreter: Path, *modules: str) -> Iterator[Path]:
 
 def output_of(command: list[Any], **variables: str) -> str:
     """The output of a program of an SDK. The program's own failure fails the test."""
-    timeout_seconds = 150 + SLACK_SECONDS
+    timeout_seconds = patience.seconds(150)
     if command[0] in WARM and isinstance(command[1], Path) and not variables:
         exit_code, stdout, stderr = WARM[command[0]].run(command[1:], timeout_seconds)
         assert exit_code == 0, stderr

@@ -19,13 +19,13 @@ import pytest
 
 from ..conformance.target import (
     REPOSITORY,
-    SLACK_SECONDS,
     TERMINATED,
     dialect_ports,
     elsewhere,
     start,
 )
 from ..free_port import free_port
+from ..patience import patience
 from .conftest import KINDS, installed, output_of, warm
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def test_timeout_of_a_command_ends_the_whole_tree(
     interpreter: Path, opensandbox: str, kind: str
 ) -> None:
     seen = drive(interpreter, opensandbox, "timeouts", kind)
-    assert 0.9 <= seen.pop("elapsed_seconds") < 5 + SLACK_SECONDS
+    assert 0.9 <= seen.pop("elapsed_seconds") < patience(5)
     assert seen == {
         "partial": "started\n",
         "exit_code": -1,
@@ -158,7 +158,9 @@ def test_interrupt_ends_the_whole_tree(interpreter: Path, opensandbox: str, kind
 
 @both_kinds
 def test_bash_session_keeps_its_state(interpreter: Path, opensandbox: str, kind: str) -> None:
-    assert drive(interpreter, opensandbox, "sessions", kind) == {
+    seen = drive(interpreter, opensandbox, "sessions", kind)
+    assert seen.pop("elapsed_seconds") < patience(30), "a child in the background delays nothing"
+    assert seen == {
         "cwd": "/tmp",
         "state": "1 2 hello you / *",
         "failed": ["partial\n", 5],
@@ -167,7 +169,6 @@ def test_bash_session_keeps_its_state(interpreter: Path, opensandbox: str, kind:
         "one-time cwd": "/usr",
         "timeout": ["on time\n", -1, ["CommandTimeout", "-1"]],
         "after timeout": "1",
-        "background child": True,
         "stderr": "err\n",
         "deleted": [API_ERROR, 404, "CONTEXT_NOT_FOUND"],
         "deleted twice": [API_ERROR, 404, "CONTEXT_NOT_FOUND"],

@@ -23,6 +23,7 @@ from execd.proc.task_meter import TaskMeter, is_gvisor
 from execd.warden.fork_bombs import BrakeFigures
 from execd.warden.quick_starts import QuickStarts, open_children
 from execd.warden.spawn_watch import WatchWords
+from tests.patience import patience
 LONG, PEAK = 6.0, 1 << 40
 spawn.prepare()
 signals = spawn.open_child_signals()
@@ -247,7 +248,7 @@ def test_a_program_that_uses_no_cpu_time_is_given_back_and_one_that_computes_is_
     lines = """
 sh(5, "sleep 60")
 began = time.monotonic()
-print(found(serve(made(look_pause=0.05))), time.monotonic() - began < 10)
+print(found(serve(made(look_pause=0.05))), time.monotonic() - began < patience(10))
 sh(6, "while :; do :; done")
 began = time.monotonic()
 print(found(serve(made(1.5, look_pause=0.2))), time.monotonic() - began > 1)
@@ -454,12 +455,12 @@ print(found(outcome))
 def test_a_stop_by_the_brake_gives_the_programs_in_flight_back() -> None:
     lines = """
 from execd.warden.brake import NATIVE_TIMING, Brake
-brake, patience = Brake(TaskMeter().loadavg_fd, NATIVE_TIMING), 20
+brake, seconds = Brake(TaskMeter().loadavg_fd, NATIVE_TIMING), 20
 sh(5, "while :; do :; done")
 sh(6, "n=0; while [ $n -lt 1000 ]; do n=$((n + 1)); (sleep 60) & done; sleep 60", processes=4)
 began = time.monotonic()
-outcome = serve(made(patience), brake=BrakeFigures(0, 4))
-print(found(outcome), time.monotonic() - began < patience, brake.take_stop())
+outcome = serve(made(seconds), brake=BrakeFigures(0, 4))
+print(found(outcome), time.monotonic() - began < seconds, brake.take_stop())
 """
     assert told(lines) == ["([(5, None), (6, None)], 'NoneType', 0) True True"]
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from execd.proc.process_tree import Process
 from execd.warden.tree_totals import TreeTotals
+from tests.patience import patience
 from tests.waiting import DEADLINE_SECONDS, POLL_SECONDS, wait_until_async
 
 if TYPE_CHECKING:
@@ -78,12 +79,12 @@ def read(client: WardenClient) -> Totals:
 
 async def read_until(client: WardenClient, fits: Callable[[Totals], bool]) -> Totals:
     """Return the first totals that fit."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
+    began = time.monotonic()
     while True:
         found = read(client)
         if fits(found):
             return found
-        assert time.monotonic() < deadline, found
+        patience.check(began, DEADLINE_SECONDS, found)
         await asyncio.sleep(POLL_SECONDS)
 
 

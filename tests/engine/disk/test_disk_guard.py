@@ -9,6 +9,7 @@ import pytest
 from execd.engine.disk.disk_guard import DiskGuard
 from execd.engine.disk.disk_policy import BlamedTree, NextLook
 from execd.proc.messages import Written
+from tests.patience import patience
 from tests.waiting import wait_until_async
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ async def test_the_guard_can_be_closed_at_every_step_of_an_end(made: Any, n_turn
     await execution.exceeded.wait()
     for _ in range(n_turns):
         await asyncio.sleep(0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(patience.seconds(5)):
         await made.guard.close()
 
 

@@ -23,6 +23,7 @@ from execd.engine.executions.environment import ChildEnvironment
 from execd.model import Command, ExitReason, Limits, TerminalSize
 from execd.proc.spawn import KEEP_IDENTITY
 from tests.engine.conftest import finish, make_config, running, sh, shell_command
+from tests.patience import patience
 from tests.waiting import wait_until_async
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def test_plain_search_path_has_absolute_directories_only(path: str, is_plain: bo
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def late_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     """The shell's answer may take long on a machine that stands still."""
     monkeypatch.setattr(direct_exec, "START_SECONDS", 60.0)
 
@@ -349,7 +350,7 @@ async def test_close_ends_a_question(
     monkeypatch.setattr(direct_exec, "START_SECONDS", 0.05)
     direct = make(client, tmp_path)
     await direct.start()
-    await asyncio.wait_for(direct.close(), 5)
+    await asyncio.wait_for(direct.close(), patience.seconds(5))
     assert direct._asking is None
 
 

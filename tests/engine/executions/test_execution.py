@@ -21,6 +21,7 @@ from execd.errors import Internal, ResourceExhausted, Unavailable
 from execd.model import ExitReason, State
 from execd.proc.warden_process import WardenProcess
 from tests.engine.conftest import finish, running, sh, shell_command
+from tests.patience import patience
 from tests.proc.conftest import living, new_token
 from tests.waiting import wait_until, wait_until_async
 
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
 
     from execd.engine.engine import Engine
     from execd.engine.executions.execution import Execution
-
-# Allowed delay after a promised time, in seconds: the machine has two cores and runs more work.
-SLACK_SECONDS = 3.0
 
 
 def begin(engine: Engine, script: str, **options: Any) -> Execution:
@@ -55,8 +53,9 @@ async def test_the_duration_of_a_command_ends_with_the_program_though_the_daemon
     # From here on the daemon's loop is held up.
     wait_until(lambda: not warden.children(), 20)
     gone = time.monotonic()
+    elapsed_seconds = gone - began
     wait_until(lambda: time.monotonic() > gone + 0.1)
-    assert (await execution.wait()).duration_seconds <= gone - began
+    assert 0 < (await execution.wait()).duration_seconds <= elapsed_seconds
 
 
 async def test_a_program_that_ended_in_time_did_not_time_out_though_its_output_is_still_held(
@@ -74,7 +73,7 @@ async def test_a_flooding_descendant_does_not_delay_the_answer_either(engine: En
     begun = time.monotonic()
     result = await begin(engine, "yes & echo done").wait()
     assert result.exit_code == 0
-    assert time.monotonic() - begun < 0.1 + SLACK_SECONDS
+    assert time.monotonic() - begun < patience(2)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +88,7 @@ async def test_the_first_cause_is_the_reason_and_later_ones_only_hasten(
     await says(execution, b"ready")
     execution.end(cause, 60.0)
     execution.end(ExitReason.TIMEOUT, 0.0)
-    assert (await asyncio.wait_for(execution.wait(), 10)).exit_reason is cause
+    assert (await asyncio.wait_for(execution.wait(), patience.seconds(10))).exit_reason is cause
     execution.end(ExitReason.TIMEOUT, 0.0)
     assert (await execution.wait()).exit_reason is cause
 
@@ -101,7 +100,7 @@ async def test_an_end_before_the_first_step_leaves_nobody_waiting_and_gives_the_
         execution = begin(engine, "echo never")
         execution.end(ExitReason.CANCELED, 0.0)
         execution.end(ExitReason.TIMEOUT, 0.0)
-        result = await asyncio.wait_for(execution.wait(), 5)
+        result = await asyncio.wait_for(execution.wait(), patience.seconds(5))
         assert (result.exit_reason, result.term_signal) == (ExitReason.CANCELED, None)
         assert (await sh(engine, "echo next")).text == "next"
 
@@ -114,7 +113,9 @@ async def test_an_end_at_any_moment_of_the_start_leaves_nothing(engine: Engine) 
             await asyncio.sleep(0)
         execution.end(ExitReason.CANCELED, 0.0)
         execution.end(ExitReason.CANCELED, 0.0)
-        assert (await asyncio.wait_for(execution.wait(), 10)).exit_reason is ExitReason.CANCELED
+        assert (
+            await asyncio.wait_for(execution.wait(), patience.seconds(10))
+        ).exit_reason is ExitReason.CANCELED
     assert (await sh(engine, "echo next")).text == "next"
     await wait_until_async(lambda: living(f"sleep {token}") == [])
 
@@ -168,17 +169,6 @@ async def test_of_several_ends_while_the_spawn_is_under_way_the_smallest_grace_h
         result = await execution.wait()
         # With a grace the program gets SIGTERM first, and ends of that.
         assert (result.exit_reason, result.term_signal) == (ExitReason.CANCELED, signal.SIGKILL)
-
-
-async def test_how_long_a_program_ran_is_not_how_long_the_daemon_took_to_hear_of_it(
-    engine: Engine,
-) -> None:
-    execution = begin(engine, "sleep 0.05")
-    await execution.wait_started()
-    time.sleep(3.0)  # keep the loop from hearing of the end
-    result = await execution.wait()
-    # The warden takes the time of the start after the spawn, perhaps a moment late.
-    assert 0 < result.duration_seconds < 2.9
 
 
 # The warden's clock.
@@ -242,7 +232,6 @@ async def test_command_that_ended_in_time_keeps_its_reason_however_late_the_daem
     hold_loop(lambda: living(token) == [], 3.2)
     result = await execution.wait()
     assert (result.exit_code, result.exit_reason) == (3, ExitReason.EXITED)
-    assert result.duration_seconds < 3.0
     assert living(f"sleep {left}") != [], "what it left running lives on"
 
 
@@ -331,17 +320,15 @@ async def test_a_total_limit_covers_waiting_and_running_together(tmp_path: Path)
         first = begin(engine, "sleep 1000")
         begun = time.monotonic()
         second = begin(engine, "exec sleep 1000", total_seconds=4.0, timeout_seconds=60.0)
+        asked = time.monotonic()
         await asyncio.sleep(1.5)
         assert second.state is State.QUEUED
         first.end(ExitReason.CANCELED, 0.0)
         await second.wait_started()
-        started = time.monotonic()
+        # The wait of 1.5 s counts.
+        assert begun + 4.0 <= second.deadlines.deadline < asked + 1.5 + 4.0
         assert (await second.wait()).exit_reason is ExitReason.TIMEOUT
-        ended = time.monotonic()
-        # The end does not come before the limit. The wait counts: otherwise the program would run
-        # for 4 s.
-        assert ended - begun >= 4.0
-        assert ended - started < 4.0
+        assert time.monotonic() - begun >= 4.0
         await first.wait()
 
 
@@ -375,7 +362,7 @@ async def test_without_descriptors_for_its_pipes_it_is_sent_away_and_later_ones_
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         try:
-            result = await asyncio.wait_for(execution.wait(), 5)
+            result = await asyncio.wait_for(execution.wait(), patience.seconds(5))
         except ResourceExhausted:
             continue
         assert room == 4
@@ -518,7 +505,7 @@ async def test_drain_sends_away_who_waits_in_the_queue(tmp_path: Path) -> None:
     async with running(tmp_path, max_running=1) as engine:
         first, waiting = begin(engine, "sleep 1000"), begin(engine, "echo never")
         await first.wait_started()
-        await asyncio.wait_for(engine.drain(), 10)
+        await asyncio.wait_for(engine.drain(), patience.seconds(10))
         with pytest.raises(Unavailable):
             await waiting.wait()
 

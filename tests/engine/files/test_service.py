@@ -26,6 +26,7 @@ from execd.errors import (
 from execd.files.listing import MAX_PIECE
 from execd.files.root import Root
 from execd.proc.spawn import Identity
+from tests.patience import patience
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -54,9 +55,9 @@ def files(base: Path) -> Iterator[Files]:
 async def wait_until(fact: Callable[[], bool]) -> None:
     """Turn the loop until ``fact`` holds. Threads make the fact true, and get the processor
     meanwhile."""
-    deadline = time.monotonic() + 20
+    began = time.monotonic()
     while not fact():
-        assert time.monotonic() < deadline, "the fact never came true"
+        patience.check(began, 20, fact)
         await asyncio.get_running_loop().run_in_executor(None, os.sched_yield)
 
 

@@ -25,6 +25,7 @@ from execd.engine.store import spool as spool_module
 from execd.engine.store.state_dir import StateDir
 from execd.errors import Gone, InvalidArgument
 from execd.model import STREAMS
+from tests.patience import patience
 from tests.profiles import examples
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ NEARLY_UTF8 = st.lists(
 
 
 @pytest.fixture(autouse=True)
-def patience() -> Iterator[None]:
+def busy_disk() -> Iterator[None]:
     """A busy disk is not a broken disk here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spool_module, "DISK_SECONDS", 3600.0)
@@ -338,7 +339,7 @@ async def test_a_reader_that_came_first_is_woken_by_what_comes(state_dir: StateD
     ):
         await asyncio.sleep(0)
         step()
-    events = await asyncio.wait_for(reading, 5)
+    events = await asyncio.wait_for(reading, patience.seconds(5))
     assert [type(event).__name__ for event in events] == [
         "ProgramStarted",
         "Output",

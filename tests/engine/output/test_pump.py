@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from execd.engine.output.pump import Pump
+from tests.patience import patience
 from tests.waiting import wait_until_async
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ async def test_a_pump_reads_to_the_end_and_closes_its_descriptor() -> None:
     await wait_until_async(lambda: taken.data == b"abc")
     os.write(write_end, b"def")
     os.close(write_end)
-    await asyncio.wait_for(pump.ended, 5)
+    await asyncio.wait_for(pump.ended, patience.seconds(5))
     assert taken.data == b"abcdef"
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(read_end)
@@ -67,7 +68,7 @@ async def test_a_pump_reads_no_further_while_a_write_is_under_way() -> None:
     taken.go.set()
     await wait_until_async(lambda: taken.data == b"firstsecond")
     os.close(write_end)
-    await asyncio.wait_for(pump.ended, 5)
+    await asyncio.wait_for(pump.ended, patience.seconds(5))
     await pump.drain_after_writes()
 
 
@@ -83,7 +84,7 @@ async def test_the_rest_is_what_came_while_a_write_was_under_way() -> None:
     await asyncio.sleep(0)
     assert not rest.done()
     taken.go.set()
-    await asyncio.wait_for(rest, 5)
+    await asyncio.wait_for(rest, patience.seconds(5))
     assert taken.data == b"firstsecond"
     pump.close()
     os.close(write_end)
@@ -93,7 +94,7 @@ async def test_a_write_goes_on_after_the_close_and_can_be_waited_for() -> None:
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     taken = Taken(wait=True)
     pump = Pump(read_end, taken)
-    await asyncio.wait_for(pump.wait_for_write(), 5)
+    await asyncio.wait_for(pump.wait_for_write(), patience.seconds(5))
     pump.start()
     os.write(write_end, b"first")
     await wait_until_async(lambda: taken.data == b"first")
@@ -102,7 +103,7 @@ async def test_a_write_goes_on_after_the_close_and_can_be_waited_for() -> None:
     await asyncio.sleep(0)
     assert not written.done()
     taken.go.set()
-    await asyncio.wait_for(written, 5)
+    await asyncio.wait_for(written, patience.seconds(5))
     os.close(write_end)
 
 
@@ -150,7 +151,7 @@ async def test_a_pump_of_a_terminal_ends_when_the_other_side_is_closed() -> None
     pump.start()
     os.write(theirs, b"abc")
     os.close(theirs)
-    await asyncio.wait_for(pump.ended, 5)
+    await asyncio.wait_for(pump.ended, patience.seconds(5))
     assert taken.data == b"abc"
 
 
@@ -174,7 +175,7 @@ async def test_output_written_while_the_read_looked_at_the_other_side_is_not_los
     fails = [OSError(errno.EIO, "Input/output error")]
     monkeypatch.setattr(os, "read", read_late)
     pump.drain_now()
-    await asyncio.wait_for(pump.ended, 5)
+    await asyncio.wait_for(pump.ended, patience.seconds(5))
     assert taken.data == b"last words"
 
 
