@@ -7,6 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from textwrap import dedent
 
@@ -15,11 +17,6 @@ import pytest
 REPOSITORY = Path(__file__).parents[1]
 PLUGINS = ["tests.recording", "no:cacheprovider"]
 PYTEST = [sys.executable, "-m", "pytest", "-q", *(f"-p{name}" for name in PLUGINS)]
-FORGIVEN = """
-    [[forgiven]]
-    test = "test_planted.py::test_first"
-    because = "a test of CI"
-"""
 FAILS_ONCE = """
     import pathlib
     def test_first():
@@ -30,22 +27,57 @@ FAILS_ONCE = """
 """
 
 
+DAY_SECONDS = 24 * 3600
+
+
 class Ci:
+    """The judges of CI in a repository of their own, as in a clone of a submitted commit."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / ".ci").mkdir()
         for script in ("suite", "verdict"):
             shutil.copy(REPOSITORY / ".ci" / script, folder / ".ci")
-        (folder / "records").mkdir()
-        (folder / "docs").mkdir()
+        for name in ("records", "docs", "tests"):
+            (folder / name).mkdir()
         self.excuse("")
+        self.list_flaky("")
 
     def excuse(self, lists: str) -> None:
         (self.folder / ".ci/excused.toml").write_text(dedent(lists))
 
+    def list_flaky(self, entries: str) -> None:
+        (self.folder / "tests/flaky.toml").write_text(dedent(entries))
+
+    def commit(self, tests: str, *, age_seconds: int) -> str:
+        """Commit the file of tests, ``age_seconds`` ago; return the commit."""
+        (self.folder / "test_planted.py").write_text(dedent(tests))
+        date = f"@{int(time.time()) - age_seconds} +0000"
+        for command in (
+            ["init", "--quiet"],
+            ["add", "test_planted.py"],
+            ["-c", "user.name=a", "-c", "user.email=a", "commit", "--quiet", "--message=a"],
+        ):
+            subprocess.run(
+                ["git", *command],
+                cwd=self.folder,
+                env={**os.environ, "GIT_COMMITTER_DATE": date, "GIT_AUTHOR_DATE": date},
+                check=True,
+            )
+        return subprocess.run(
+            ["git", "rev-parse", "HEAD"],
+            cwd=self.folder, check=True, capture_output=True, text=True,
+        ).stdout.strip()  # fmt: skip
+
+    def land(self, tests: str) -> None:
+        """Commit the tests long before the submitted commit, which does not touch the tests."""
+        self.commit(tests, age_seconds=2 * DAY_SECONDS)
+        self.commit(f"{dedent(tests)}\ndef test_of_the_change(): pass", age_seconds=0)
+
     def _run(self, *argv: str, **more: str) -> tuple[int, str]:
         environment = {
             **os.environ,
+            "EXECD_CI_BASE": "",
             **more,
             "PYTHONPATH": str(REPOSITORY),
             "EXECD_CI_RECORDS": str(self.folder / "records"),
@@ -63,10 +95,19 @@ class Ci:
         self, tests: str, name: str = "planted", *options: str, **environment: str
     ) -> tuple[int, str]:
         (self.folder / "test_planted.py").write_text(dedent(tests))
+        return self.suite_as_it_is(name, *options, **environment)
+
+    def suite_as_it_is(
+        self, name: str = "planted", *options: str, **environment: str
+    ) -> tuple[int, str]:
         command = [*PYTEST, "test_planted.py"]
         return self._run(
             ".ci/suite", name, " ".join(PYTEST), *options, "--", *command, **environment
         )
+
+    def n_runs(self) -> int:
+        """How often test_first ran, of the tests that count."""
+        return len((self.folder / "runs").read_text().split())
 
     def verdict(self, *options: str) -> tuple[int, str]:
         return self._run(".ci/verdict", *options)
@@ -116,18 +157,6 @@ def test_run_of_pytest_that_never_began_makes_the_suite_fail(ci: Ci) -> None:
     assert (exit_code, "did not begin and end 2 times" in text) == (1, True), text
 
 
-def test_forgiven_failure_hides_no_error_of_pytest_itself(ci: Ci) -> None:
-    ci.excuse(FORGIVEN)
-    (ci.folder / "conftest.py").write_text(
-        "import pathlib\n"
-        "def pytest_sessionfinish(session):\n"
-        "    if pathlib.Path('runs').read_text() == 'run ':\n"
-        "        session.exitstatus = 3\n"
-    )
-    exit_code, text = ci.suite(FAILS_ONCE)
-    assert (exit_code, "the suite's command failed (3)" in text) == (1, True), text
-
-
 def test_listed_reason_excuses_a_skip(ci: Ci) -> None:
     ci.excuse("""
         [[skip]]
@@ -156,51 +185,188 @@ def test_skip_that_may_run_nowhere_leaves_no_test_that_passed_in_no_suite(ci: Ci
     assert ci.verdict() == (0, "total: 1 passed, 0 failed, 1 skipped\n")
 
 
-def test_error_of_a_teardown_is_never_forgiven_and_never_repeated(ci: Ci) -> None:
-    """The daemon's log is checked when a fixture ends: a second run would see a fresh daemon."""
-    ci.excuse(FORGIVEN)
-    exit_code, text = ci.suite("""
-        import pathlib, pytest
-        @pytest.fixture
-        def daemon():
-            yield
-            runs = pathlib.Path("runs")
-            with runs.open("a") as file:
-                file.write("run ")
-            assert runs.read_text() != "run ", "an error in the log"
-        def test_first(daemon): pass
-    """)
-    assert (exit_code, "failed in teardown: test_planted.py::test_first" in text) == (1, True), text
-    assert (ci.folder / "runs").read_text() == "run "
+# Second chances.
+
+ERROR_OF_A_FIXTURE = """
+    import pathlib, pytest
+    def count():
+        with pathlib.Path("runs").open("a") as file:
+            file.write("run ")
+        assert pathlib.Path("runs").read_text() != "run ", "an error in the log"
+    @pytest.fixture
+    def daemon():
+        {} yield
+    def test_first(daemon): pass
+"""
 
 
-def test_failure_that_is_not_on_the_list_is_not_repeated(ci: Ci) -> None:
-    assert ci.suite(FAILS_ONCE)[0] == 1
-    assert (ci.folder / "runs").read_text() == "run "
-
-
-def test_forgiven_test_runs_five_more_times_and_is_named_in_the_closing_line(ci: Ci) -> None:
-    ci.excuse(FORGIVEN)
-    exit_code, text = ci.suite(FAILS_ONCE)
+def test_failed_test_that_the_change_leaves_alone_runs_five_more_times_and_is_named(ci: Ci) -> None:
+    ci.land(FAILS_ONCE)
+    exit_code, text = ci.suite_as_it_is()
     assert exit_code == 0, text
-    assert (ci.folder / "runs").read_text() == "run " * 6
-    assert ci.verdict() == (
-        0,
-        "total: 1 passed, 0 failed, 0 skipped; forgiven: planted: test_planted.py::test_first\n",
+    assert ci.n_runs() == 6
+    lines = ci.verdict("--totals")[1].splitlines()
+    assert lines[:3] == [
+        "FLAKY",
+        "planted: test_planted.py::test_first",
+        f"    {ci.folder}/test_planted.py:7: AssertionError: assert 'run ' != 'run '",
+    ]
+    assert lines[-1] == "total: 2 passed, 0 failed, 0 skipped"
+    assert ci.verdict() == (0, "total: 2 passed, 0 failed, 0 skipped\n")
+
+
+def test_second_chance_needs_five_passes(ci: Ci) -> None:
+    ci.land(FAILS_ONCE.replace('!= "run "', 'in ["run " * n for n in (2, 3, 4, 5)]'))
+    exit_code, text = ci.suite_as_it_is()
+    assert (exit_code, "test_first (and failed again)" in text) == (1, True), text
+    assert ci.n_runs() == 1 + 5
+    assert "FLAKY" not in ci.verdict("--totals")[1]
+
+
+def test_skip_is_no_pass_of_a_second_chance(ci: Ci) -> None:
+    ci.land("""
+        import pathlib, pytest
+        def test_first():
+            if pathlib.Path("runs").exists():
+                pytest.skip("tired")
+            pathlib.Path("runs").touch()
+            assert False
+    """)
+    exit_code, text = ci.suite_as_it_is()
+    assert (exit_code, "test_first (and failed again)" in text) == (1, True), text
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "",
+        FAILS_ONCE.replace("with", "print()\n        with"),
+        FAILS_ONCE.replace("    def test", "    @staticmethod\n    def test"),
+    ],
+    ids=["new", "another body", "another decorator"],
+)
+def test_test_that_the_change_adds_or_edits_has_no_second_chance(ci: Ci, before: str) -> None:
+    ci.commit(before, age_seconds=2 * DAY_SECONDS)
+    ci.commit(FAILS_ONCE, age_seconds=4 * 3600 - 60)
+    ci.commit(dedent(FAILS_ONCE) + "# the last commit of the change", age_seconds=0)
+    exit_code, text = ci.suite_as_it_is()
+    assert (exit_code, "test_first (the change adds or edits it)" in text) == (1, True), text
+    assert ci.n_runs() == 1
+
+
+def test_edit_that_is_not_committed_is_an_edit(ci: Ci) -> None:
+    ci.land(FAILS_ONCE)
+    assert ci.suite(FAILS_ONCE.replace('"a"', '"at"'))[0] == 1
+    assert ci.n_runs() == 1
+
+
+def test_comment_and_layout_and_other_functions_are_no_edit_of_a_method(ci: Ci) -> None:
+    tests = """
+        import pathlib, pytest
+        class TestPlanted:
+            @pytest.mark.parametrize("name", ["a::b [c]"])
+            def test_first(self, name):
+                with pathlib.Path("runs").open("a") as file:
+                    file.write("run ")
+                assert pathlib.Path("runs").read_text() != "run "
+    """
+    ci.land(tests)
+    exit_code, text = ci.suite(
+        dedent(tests).replace(" != ", "  !=  ") + "# a comment\ndef test_other(): pass\n"
     )
+    assert exit_code == 0, text
+    assert ci.n_runs() == 6
 
 
-def test_forgiven_test_that_fails_again_fails_the_suite(ci: Ci) -> None:
-    ci.excuse(FORGIVEN)
-    exit_code, text = ci.suite("def test_first(): assert False")
-    assert (exit_code, "failed again: test_planted.py::test_first" in text) == (1, True), text
+def test_base_may_be_named(ci: Ci) -> None:
+    before = ci.commit("", age_seconds=3 * DAY_SECONDS)
+    ci.land(FAILS_ONCE)
+    assert ci.suite_as_it_is(EXECD_CI_BASE=before)[0] == 1
+    assert ci.n_runs() == 1
 
 
-def test_fourth_failure_of_a_run_is_not_forgiven(ci: Ci) -> None:
-    ci.excuse(FORGIVEN)
-    (ci.folder / "records/forgiven").write_text("a\nb\nc\n")
-    exit_code, text = ci.suite(FAILS_ONCE)
-    assert (exit_code, "3 others were forgiven" in text) == (1, True), text
+@pytest.mark.parametrize("history", ["none", "too short"])
+def test_without_a_base_no_test_has_a_second_chance(ci: Ci, history: str) -> None:
+    if history == "too short":
+        ci.commit(FAILS_ONCE, age_seconds=0)
+    assert ci.suite(FAILS_ONCE)[0] == 1
+    assert ci.n_runs() == 1
+
+
+def test_listed_flaky_test_has_no_second_chance(ci: Ci) -> None:
+    ci.land(FAILS_ONCE)
+    ci.list_flaky("""
+        [[flaky]]
+        test = "test_planted.py::test_first"
+        date = 2026-11-28
+        reason = "a test of CI"
+    """)
+    exit_code, text = ci.suite_as_it_is()
+    assert (exit_code, "test_first (tests/flaky.toml lists it)" in text) == (
+        1,
+        True,
+    ), text
+    assert ci.n_runs() == 1
+
+
+@pytest.mark.parametrize("missing", ["date", "reason"])
+def test_listed_flaky_test_needs_a_date_and_a_reason(ci: Ci, missing: str) -> None:
+    entry = {"test": "'a'", "date": "2026-11-28", "reason": "'b'"}
+    entry.pop(missing)
+    ci.list_flaky("[[flaky]]\n" + "\n".join(f"{key} = {value}" for key, value in entry.items()))
+    exit_code, text = ci.suite("def test_first(): pass")
+    assert (exit_code, f"KeyError: '{missing}'" in text) == (1, True), text
+
+
+@pytest.mark.parametrize("phase", ["setup", "teardown"])
+def test_error_of_a_fixture_is_never_repeated(ci: Ci, phase: str) -> None:
+    """The daemon's log is checked when a fixture ends: a second run would see a fresh daemon."""
+    ci.land(
+        ERROR_OF_A_FIXTURE.format("count();" if phase == "setup" else "yield; count(); return;")
+    )
+    exit_code, text = ci.suite_as_it_is()
+    assert (exit_code, f"failed in {phase}: test_planted.py::test_first\n" in text) == (
+        1,
+        True,
+    ), text
+    assert ci.n_runs() == 1
+
+
+def test_second_chances_of_a_run_are_three_in_all_suites_together(ci: Ci) -> None:
+    """Suites run side by side."""
+    ci.land("""
+        import os, pathlib
+        def test_first():
+            mark = pathlib.Path(os.environ["SUITE"])
+            is_first, _ = not mark.exists(), mark.touch()
+            assert not is_first
+    """)
+    for number in (0, 1):
+        (ci.folder / f"records/second-chance-{number}").write_text('["before: test_other", "why"]')
+    with ThreadPoolExecutor() as pool:
+        suites = [pool.submit(ci.suite_as_it_is, name, SUITE=name) for name in ("one", "two")]
+        results = [suite.result() for suite in suites]
+    text = "".join(text for _, text in results)
+    assert sorted(exit_code for exit_code, _ in results) == [0, 1], text
+    assert text.count("failed, and runs 5 more times") == 1
+    assert text.count("failed in call: test_planted.py::test_first (3 others had a second") == 1
+    flaky = ci.verdict("--totals")[1].partition("FLAKY\n")[2].splitlines()
+    assert len([line for line in flaky if ": test_" in line]) == 3
+
+
+def test_second_chance_hides_no_error_of_pytest_itself(ci: Ci) -> None:
+    ci.land(FAILS_ONCE)
+    (ci.folder / "conftest.py").write_text(
+        "import pathlib\n"
+        "def pytest_sessionfinish(session):\n"
+        "    if pathlib.Path('runs').read_text() == 'run ':\n"
+        "        session.exitstatus = 3\n"
+    )
+    exit_code, text = ci.suite_as_it_is()
+    assert (exit_code, "the suite's command failed (3)" in text) == (1, True), text
+
+
+# The end of a run.
 
 
 def test_end_of_a_run_tells_each_failed_test_with_its_suite_phase_and_message(ci: Ci) -> None:
@@ -222,7 +388,10 @@ def test_end_of_a_run_tells_each_failed_test_with_its_suite_phase_and_message(ci
     assert lines[0] == "native: pytest itself failed: exit codes 2"
     assert lines[1] == "native: failed in collect: test_planted.py"
     assert lines.index("    E   ModuleNotFoundError: No module named 'no_such_module'") > 0
-    at = lines.index("planted in gVisor: failed in call: test_planted.py::test_first")
+    at = lines.index(
+        "planted in gVisor: failed in call: test_planted.py::test_first "
+        "(the change adds or edits it)"
+    )
     assert lines[at + 1 : at + 3] == [
         "    /test_planted.py:7: assert (1 + 1) == 3",
         "planted in gVisor: failed in call and teardown: test_planted.py::test_other",
@@ -266,15 +435,6 @@ def test_promise_whose_test_did_not_pass_makes_the_verdict_fail(
     assert exit_code == 1
     assert f"docs/behaviour.md {complaint}" in text
     assert "no test passed: First.\n" not in text
-
-
-def test_list_of_forgiven_tests_has_three_entries_at_most_each_with_a_reason() -> None:
-    import tomllib  # not in Python 3.10, and this test alone needs the module
-
-    excused = tomllib.loads((REPOSITORY / ".ci/excused.toml").read_text())
-    assert len(excused.get("forgiven", [])) <= 3
-    for entry in [*excused["skip"], *excused.get("forgiven", [])]:
-        assert entry["because"]
 
 
 OTHER_STEPS = """

@@ -15,9 +15,13 @@ and far longer without CPU time.
   * The warden may have ended the cause before or during the scan: the largest process left is
     innocent. So the stand-in ends nothing if the warden has answered meanwhile, if the memory that
     comes back is enough (``MemoryPolicy.given_back_bytes``), or while a process gives its memory
-    back: such a process has no address space and is not dead yet. For the last reason the stand-in
-    waits MAX_WAIT_SECONDS at the most, because some processes live on like that. Whenever nothing
-    is ended for one of these reasons, the next sample decides anew.
+    back: such a process has no address space and is not dead yet.
+  * The warden may have ended the cause before the first sample. Then no sample has seen the fall of
+    anonymous memory, and in gVisor the memory still shows as used: more of the used memory is not
+    anonymous than before user code ran.
+For the last two reasons the stand-in waits MAX_WAIT_SECONDS at the most: some processes live on
+without an address space, and other memory of the sandbox may have grown. Whenever nothing is ended
+for one of these reasons, the next sample decides anew.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from execd.proc import process_tree
 from execd.proc.memory import MemoryMonitor
+from execd.proc.task_meter import is_gvisor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -130,7 +135,7 @@ class MemoryStandIn:
             configuration.reserve_bytes, may_end_all=not configuration.only_growth
         )
         self._is_ready = False
-        self._shared_bytes_before = 0
+        self._shared_bytes_before = self._rest_bytes_before = 0
         self._sampled_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -144,7 +149,9 @@ class MemoryStandIn:
             self._monitor.configure(self._configuration)
             reading = self._monitor.reading()
             self._is_ready = reading is not None
-            self._shared_bytes_before = reading.shared_bytes if reading is not None else 0
+            if reading is not None:
+                self._shared_bytes_before = reading.shared_bytes
+                self._rest_bytes_before = reading.used_bytes - reading.anonymous_bytes
 
     async def close(self) -> None:
         """Stop, and wait for a scan in progress."""
@@ -199,6 +206,7 @@ class MemoryStandIn:
             return
         ended = None
         has_answered = self._timer is None
+        gives_back = gives_back or self._shows_late()
         if not (has_answered or not self._is_short() or (gives_back and self._may_wait())):
             ended = await asyncio.to_thread(end_process, warden_pid, largest)
         if ended is None:
@@ -218,6 +226,16 @@ class MemoryStandIn:
         policy = self._monitor.policy
         left_bytes = policy.left_bytes(reading) + max(policy.given_back_bytes(reading), 0)
         return left_bytes < policy.reserve_bytes
+
+    def _shows_late(self) -> bool:
+        """Whether memory that was given back before the first sample may explain the shortage.
+        Outside gVisor memory shows as free at once, and the rest grows with the kernel's own."""
+        reading = self._monitor.reading() if self._is_ready and is_gvisor() else None
+        if reading is None:
+            return False
+        rest_bytes = reading.used_bytes - reading.anonymous_bytes - self._rest_bytes_before
+        missing_bytes = self._configuration.reserve_bytes - self._monitor.policy.left_bytes(reading)
+        return rest_bytes >= missing_bytes
 
     def _may_wait(self) -> bool:
         now = self._loop.time()

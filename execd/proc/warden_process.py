@@ -177,8 +177,13 @@ class WardenProcess:
             channel.has_received = self._is_quiet = False
             send_ping()
             channel.was_used.clear()
-            self._patience = self._loop.call_later(PATIENCE_SECONDS, self._on_silence, channel)
-            if silent_seconds:
+            if silent_seconds == 0.0:
+                # A timer from the first unanswered ping. A timer from each ping would take a ping
+                # of a moment ago for silence, where several pings fit into PATIENCE_SECONDS.
+                if self._patience is not None:
+                    self._patience.cancel()
+                self._patience = self._loop.call_later(PATIENCE_SECONDS, self._on_silence, channel)
+            else:
                 self.send_signal(signal.SIGCONT)
             pause = min(
                 self._ping_seconds, max(self._dead_seconds - silent_seconds, self._dead_seconds / 2)

@@ -29,29 +29,32 @@ FLOOD_CONNECTIONS = 5_000 if elsewhere() else 20_000
 """Several times what the daemon can hold. A connection takes gVisor several times as long."""
 FEW_DESCRIPTORS = ("sh", "-c", f'ulimit -n {OPEN_FILES} && exec "$@"', "sh")
 
-# Another process with separate descriptors. The process opens connections as fast as it can and
-# holds the newest.
+# Another process with separate descriptors. It opens connections as fast as the daemon accepts them
+# and holds the newest: the daemon closes the longest idle connection for a new one, so the oldest
+# connection of all that are held ends when newer ones were accepted. A faster flood fills the
+# kernel's queue of connections (BACKLOG in execd/server.py). Then the kernel drops the SYN of any
+# client, and the client sends the next after 1 s, then after 2 s more: no matter of the daemon's.
 _FLOOD = """
-import collections, select, socket, sys
+import collections, contextlib, select, socket, sys
 address, held, total = (sys.argv[1], int(sys.argv[2])), int(sys.argv[3]), int(sys.argv[4])
 connections = collections.deque()
 made = 0
 while not select.select([0], [], [], 0 if made < total else None)[0]:
-    try:
+    with contextlib.suppress(OSError):
         connection = socket.create_connection(address, timeout=30)
         connection.sendall(sys.argv[5].encode())
         connections.append(connection)
-    except OSError as error:
-        print(error, file=sys.stderr)
     made += 1
     if made == total: print("all", flush=True)
-    if len(connections) > held: connections.popleft().close()
+    if len(connections) > held:
+        with connections.popleft() as oldest, contextlib.suppress(ConnectionError):
+            assert oldest.recv(1) == b""
 """
 
 
 @contextlib.contextmanager
 def flood(target: Target, *, held: int, total: int, sends: str = "") -> Iterator[None]:
-    """Begins when all connections were made; they are held for as long as the block."""
+    """Begins when all connections were made; the newest are held for as long as the block."""
     host, port = target.address
     process = subprocess.Popen(
         [sys.executable, "-c", _FLOOD, host, str(port), str(held), str(total), sends],
@@ -67,6 +70,7 @@ def flood(target: Target, *, held: int, total: int, sends: str = "") -> Iterator
         yield
     finally:
         process.communicate("stop", timeout=patience.seconds(READ_SECONDS))
+    assert process.returncode == 0, "the daemon has closed the longest idle connections"
 
 
 @pytest.fixture

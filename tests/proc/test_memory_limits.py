@@ -158,7 +158,7 @@ def wardens(request: pytest.FixtureRequest, tmp_path: Path) -> Wardens:
 
 @contextlib.asynccontextmanager
 async def guarded(
-    wardens: Wardens, *, reserve_bytes: int, pod_bytes: int, dead_seconds: float = 60.0
+    wardens: Wardens, *, reserve_bytes: int, pod_bytes: int, ping_seconds: float = 2.0
 ) -> AsyncIterator[WardenClient]:
     reaper = Reaper(everything=False)
     view = View(str(wardens.state_dir), str(wardens.state_dir / "bin"), {})
@@ -167,8 +167,9 @@ async def guarded(
         reaper,
         module="execd.warden.main",
         policy=wardens.policy,
-        ping_seconds=0.1,
-        dead_seconds=dead_seconds,
+        ping_seconds=ping_seconds,
+        # A silent warden is not replaced: all user code would end with the warden.
+        dead_seconds=60.0,
         configuration=Configure(reserve_bytes, pod_bytes),
     )
     try:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -67,6 +68,32 @@ async def test_silent_warden_beside_a_crowd_has_more_time_before_it_is_replaced(
         await replaced(client)
         needed = 0.2 / 0.05 * STARVED_FACTOR / 2
         assert (client.missed_pings - missed_before > needed) == is_patient
+
+
+@pytest.mark.parametrize("n_answers", [30, 5])
+async def test_only_pings_without_an_answer_begin_the_watch_over_memory(
+    monkeypatch: pytest.MonkeyPatch, n_answers: int
+) -> None:
+    """The answers come shortly before the next ping."""
+    monkeypatch.setattr("execd.proc.warden_process.PATIENCE_SECONDS", 0.1)
+    loop, begun, pings = asyncio.get_running_loop(), [], []
+    channel = SimpleNamespace(lost=asyncio.Event(), was_used=asyncio.Event(), has_received=False)
+
+    def send_ping() -> None:
+        pings.append(loop.time())
+        if len(pings) <= n_answers:
+            loop.call_later(0.03, setattr, channel, "has_received", True)
+        if len(pings) == 30:
+            channel.lost.set()
+
+    stand_in = SimpleNamespace(begin=lambda: begun.append(len(pings)))
+    warden = WardenProcess(None, stand_in, ping_seconds=0.04, dead_seconds=60.0)
+    warden._channel = channel
+    await warden.watch(send_ping, lambda: None, lambda _lag: None)
+    assert warden._patience is not None
+    warden._patience.cancel()
+    assert all(n_pings > n_answers for n_pings in begun)
+    assert bool(begun) is (n_answers < 30)
 
 
 async def test_no_pings_are_sent_while_no_user_code_lives(wardens: Wardens) -> None:
