@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.one_shape
 
-PATIENCE_SECONDS = 2.0
+PATIENCE_SECONDS = 0.5
 """A planted fault stays, so the judges need not wait long."""
 
 PROGRAM = """
