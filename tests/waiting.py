@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 POLL_SECONDS = 0.005
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 10.0
 
 
 def wait_until(fact: Callable[[], object], deadline_seconds: float = DEADLINE_SECONDS) -> None:

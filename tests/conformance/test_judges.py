@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-PATIENCE_SECONDS = 2.0
+PATIENCE_SECONDS = 0.5
 """A planted fault stays, so the judges need not wait long."""
 
 PROGRAM = """
