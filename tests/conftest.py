@@ -208,6 +208,7 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     while leaked := _leaked(before):
         if time.monotonic() > deadline:
             pytest.fail("left behind:\n  " + "\n  ".join(leaked))
+        subreaper.reap_orphans()
         time.sleep(0.01)  # between looks of a bounded wait
 
 
