@@ -245,6 +245,7 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     while leaked := _leaked(before):
         if patience.is_over(time.monotonic() - began, LEAK_DEADLINE_SECONDS):
             pytest.fail("left behind:\n  " + "\n  ".join(leaked))
+        subreaper.reap_orphans()
         time.sleep(0.01)  # between looks of a bounded wait
 
 

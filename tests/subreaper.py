@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 from typing import TYPE_CHECKING
+
+import psutil
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,3 +36,16 @@ def restored() -> Iterator[None]:
         yield
     finally:
         become_subreaper(before)
+
+
+def reap_orphans() -> None:
+    """Reap the dead processes that ended programs have left to this process, as the warden does. A
+    child that leads its group, or is of this process's group, is no orphan: whoever started the
+    child must wait for the child."""
+    for child in psutil.Process().children() if is_subreaper() else []:
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError, ChildProcessError):
+            if child.status() == psutil.STATUS_ZOMBIE and os.getpgid(child.pid) not in (
+                child.pid,
+                os.getpgrp(),
+            ):
+                os.waitpid(child.pid, os.WNOHANG)

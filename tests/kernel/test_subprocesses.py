@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import itertools
 import os
@@ -12,9 +11,11 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from execd.kernel import subprocesses
+from tests import subreaper
 from tests.proc.conftest import living, new_token
 from tests.waiting import wait_until
 
@@ -44,14 +45,14 @@ def test_a_pipe_with_little_room_takes_a_part_of_a_small_text() -> None:
 def test_an_interrupt_while_a_program_starts_leaves_no_program(
     monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
+    """A shell that came as far as its loop leaves its dead child to this process, and the guard
+    ``nothing_leaks`` reaps the orphan. The shell itself must be reaped."""
     token = new_token()
-    groups = []
 
     class Interrupted(subprocess.Popen[bytes]):
         def __init__(self, *args: Any, **options: Any) -> None:
             try:
                 super().__init__(*args, **options)
-                groups.append(self.pid)
             finally:
                 signal.raise_signal(signal.SIGINT)
 
@@ -62,10 +63,25 @@ def test_an_interrupt_while_a_program_starts_leaves_no_program(
         subprocesses.run([program, "-c", f"trap '' INT; while :; do sleep {token}; done"], None)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     wait_until(lambda: living(token) == [])
-    for group in groups:  # a shell that came as far leaves its dead child to this process
-        with contextlib.suppress(ChildProcessError):
-            while True:
-                os.waitpid(-group, 0)
+
+
+def test_the_guard_reaps_a_dead_orphan_and_no_forgotten_child() -> None:
+    forgotten = [
+        subprocess.Popen(["true"], start_new_session=leads_group) for leads_group in (False, True)
+    ]
+    shell = subprocess.run(
+        ["sh", "-c", "sleep 1000 >&- & echo $!"], stdout=subprocess.PIPE, start_new_session=True
+    )
+    orphan = psutil.Process(int(shell.stdout))
+    try:
+        orphan.kill()
+        dead = [orphan, *(psutil.Process(child.pid) for child in forgotten)]
+        wait_until(lambda: {process.status() for process in dead} == {psutil.STATUS_ZOMBIE})
+        subreaper.reap_orphans()
+        assert [process.is_running() for process in dead] == [False, True, True]
+    finally:
+        for child in forgotten:
+            child.wait()
 
 
 def test_a_second_interrupt_at_any_moment_leaves_no_program(
