@@ -32,6 +32,7 @@ pytest.register_assert_rewrite(
     "tests.readers",
 )
 profiles.load()
+pytest_plugins = ["tests.drawn"]
 
 TESTS = Path(__file__).parent
 PURE_MODULES = [module.split(".") for module in PURE]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -36,7 +37,7 @@ async def upload(opensandbox: OpenSandbox, *parts: bytes, end: bytes = b"--b--\r
 async def test_files_are_written_in_pairs_with_mode_and_parents(
     opensandbox: OpenSandbox, tmp_path: Path
 ) -> None:
-    content = os.urandom(300_000)
+    content = random.Random(1).randbytes(300_000)
     answer = await upload(
         opensandbox,
         pair(content, path=f"{tmp_path}/d/one", mode=640, owner=None, group=None),

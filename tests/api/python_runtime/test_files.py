@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import threading
 from typing import TYPE_CHECKING
 
@@ -216,7 +217,7 @@ async def test_download_is_the_file_with_its_facts(wire: Wire) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 3_000_000])
 async def test_download_of_any_size_is_whole(wire: Wire, size: int) -> None:
-    content = os.urandom(size)
+    content = random.Random(1).randbytes(size)
     (wire.base_dir / "a").write_bytes(content)
     answer = await wire.request("GET", "/download/a")
     assert answer.body == content
