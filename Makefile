@@ -7,8 +7,7 @@
 #   make test          all tests that run natively and need nothing of third parties
 #   make test-clients  the tests with SDKs, frameworks, Ray, a browser, npm and pandas; fetches 0.6 GB
 #   make quick         the tests of pure modules and the repository's rules, in seconds
-#   make fuzz          damaged input for a minute (FUZZ_SECONDS=60)
-#   make cases         invented requests from the OpenAPI document (CASES=2000)
+#   make explore       new examples of all that is random in the tests (SECONDS=600)
 #   make client        write the generated files of clients/python anew
 #   make clients       clients for Python, TypeScript and Go from the document; needs npm and Go
 #   make soak          a long mixed load, then the model over deaths (SOAK_SECONDS=1200 each)
@@ -47,7 +46,7 @@ INSTALLED := pyproject.toml execd/__init__.py execd/proc/_spawn.c execd/warden/_
 SCRIPTS := .ci/await .ci/suite .ci/verdict .ci/in-gvisor image/sbom image/link-copies
 
 .DEFAULT_GOAL := test
-.PHONY: run test test-install test-clients quick fuzz cases client clients soak \
+.PHONY: run test test-install test-clients quick explore client clients soak \
 	mutants lint bench bench-sessions image audit reference docs test-gvisor env clean
 
 env: $(ENV)
@@ -101,15 +100,10 @@ test-clients: $(ENV)
 quick: $(TEST_ENV)
 	$(BIN)/python -m pytest -m quick --numprocesses 2
 
-FUZZ_SECONDS ?= 60
+SECONDS ?= 600
 
-fuzz: $(ENV)
-	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
-
-CASES ?= 2000
-
-cases: $(ENV)
-	$(BIN)/python -m tests.openapi --cases $(CASES)
+explore: $(ENV)
+	$(BIN)/python -m tests.explore --seconds $(SECONDS)
 
 client: $(ENV)
 	$(BIN)/python $(CLIENT)/generator/models.py

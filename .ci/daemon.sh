@@ -9,7 +9,7 @@ chmod 755 "$work"
 # What .ci/suite leaves for .ci/verdict.
 export EXECD_CI_RECORDS=${EXECD_CI_RECORDS:-$work/records}
 mkdir -p "$EXECD_CI_RECORDS"
-# Other examples of the properties in each run.
+# More examples of the properties than a developer runs.
 export EXECD_TEST_PROFILE=ci
 
 # As in the Makefile: a run starts thousands of interpreters.
@@ -92,7 +92,7 @@ suite() {
 
 # FUNCTION...: call the functions at the same time, each in a process of its own, and print their
 # output one after the other. A function that fails makes the script fail in the end, and .ci/run
-# repeats the end of the function's output: lint, docs and fuzz leave no record for .ci/verdict.
+# repeats the end of the function's output: lint and docs leave no record for .ci/verdict.
 side_by_side() {
     local name word since=$SECONDS
     local -A pids=()

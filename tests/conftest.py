@@ -34,7 +34,7 @@ pytest.register_assert_rewrite(
     "tests.readers",
 )
 profiles.load()
-pytest_plugins = ["tests.timed"]
+pytest_plugins = ["tests.drawn", "tests.timed"]
 
 TESTS = Path(__file__).parent
 

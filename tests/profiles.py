@@ -1,32 +1,39 @@
 """How many examples the property tests try.
 
     dev      25 examples: while a developer works
-    ci       hypothesis' 100 examples, other examples in every run; a failure prints the blob that
-             repeats it (`@reproduce_failure`)
-    nightly  5,000 examples
+    ci       hypothesis' 100 examples
+    explore  500 examples, for `make explore`
 
 EXECD_TEST_PROFILE names the profile; without it, CI=true chooses ci and anything else chooses dev.
-hypothesis would load a profile of its own under CI=true, with the same examples in every run.
 
-No profile has a deadline: a busy machine may hold up any example. A work tree that this user may
-not write keeps no failed examples.
+The examples are the same in every run: pyproject.toml gives hypothesis the seed, and no profile
+keeps failed examples. No profile has a deadline, because a busy machine may hold up any example.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
+from types import ModuleType
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-PROFILES = {"dev": 25, "ci": 100, "nightly": 5_000}
+PROFILES = {"dev": 25, "ci": 100, "explore": 500}
+REPOSITORY = Path(__file__).parents[1]
+SOURCES = ("benchmarks", "clients", "docs", "examples", "execd")
 
 
 def load() -> None:
     """Register the profiles and load one of them. Raises KeyError: EXECD_TEST_PROFILE names no
     profile."""
-    common = settings(deadline=None, derandomize=False, print_blob=True)
-    if not os.access(".", os.W_OK):
-        common = settings(common, database=None)
+    common = settings(
+        deadline=None,
+        database=None,
+        print_blob=True,
+        report_multiple_bugs=False,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
     for name, max_examples in PROFILES.items():
         settings.register_profile(name, settings(common, max_examples=max_examples))
     by_place = "ci" if os.environ.get("CI", "").lower() in ("1", "true") else "dev"
@@ -34,6 +41,18 @@ def load() -> None:
     if name not in PROFILES:
         raise KeyError(f"EXECD_TEST_PROFILE={name}: one of {', '.join(PROFILES)}")
     settings.load_profile(name)
+    _show_all_constants()
+
+
+def _show_all_constants() -> None:
+    """hypothesis draws constants from the sources of the modules in sys.modules, so a module that a
+    test imports would change the examples of the tests behind. A stand-in for every source shows
+    hypothesis all constants from the beginning."""
+    for folder in SOURCES:
+        for path in sorted((REPOSITORY / folder).rglob("*.py")):
+            stand_in = ModuleType(f"constants of {path}")
+            stand_in.__file__ = str(path)
+            sys.modules.setdefault(stand_in.__name__, stand_in)
 
 
 def examples(factor: float) -> settings:

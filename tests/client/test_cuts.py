@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import os
 import random
-import secrets
 from typing import TYPE_CHECKING
 
 import pytest
 
 from execd_client import Execd
+from tests import drawn, found
 from tests.client.conftest import AT_ONCE
 from tests.client.proxies import CuttingProxy, cutting_proxy
 
@@ -20,16 +20,20 @@ if TYPE_CHECKING:
 
     from tests.conformance.target import Target
 
-SEED = int(os.environ.get("EXECD_CUTS_SEED", secrets.randbits(32)))
-"""A failure names the seed; the variable repeats the cuts."""
 CUTS_OF_A_KIND = 50
 pytestmark = AT_ONCE
 FILE_BYTES = 3 << 20
 
 
+@pytest.fixture(params=found.seeds("cuts"))
+def seed(request: pytest.FixtureRequest) -> int:
+    drawn.note(request.param)
+    return int(request.param)
+
+
 @pytest.fixture
-def proxy(target: Target) -> Iterator[CuttingProxy]:
-    with cutting_proxy(target.address, random.Random(SEED)) as made:
+def proxy(target: Target, seed: int) -> Iterator[CuttingProxy]:
+    with cutting_proxy(target.address, random.Random(seed)) as made:
         yield made
 
 
@@ -39,10 +43,12 @@ def cut_client(proxy: CuttingProxy, n_cuts: int, most_bytes: int) -> Execd:
     return Execd(f"http://127.0.0.1:{proxy.port}")
 
 
-def test_streams_bring_each_byte_once_of_a_single_run(proxy: CuttingProxy, sandbox: Execd) -> None:
+def test_streams_bring_each_byte_once_of_a_single_run(
+    proxy: CuttingProxy, sandbox: Execd, seed: int
+) -> None:
     number = 0
     while proxy.n_cuts < CUTS_OF_A_KIND:
-        command = f"echo run >> streamed-{SEED}-{number}; seq 5000; seq 5000 9000 >&2"
+        command = f"echo run >> streamed-{seed}-{number}; seq 5000; seq 5000 9000 >&2"
         received = {"stdout": b"", "stderr": b""}
         kinds = []
         with cut_client(proxy, 4, 40_000) as client:
@@ -50,14 +56,14 @@ def test_streams_bring_each_byte_once_of_a_single_run(proxy: CuttingProxy, sandb
                 kinds.append(event.kind)
                 if event.kind in received:
                     received[event.kind] += event.data
-        assert received["stdout"] == b"".join(b"%d\n" % n for n in range(1, 5001)), SEED
-        assert received["stderr"] == b"".join(b"%d\n" % n for n in range(5000, 9001)), SEED
+        assert received["stdout"] == b"".join(b"%d\n" % n for n in range(1, 5001)), seed
+        assert received["stderr"] == b"".join(b"%d\n" % n for n in range(5000, 9001)), seed
         assert (kinds.count("started"), kinds[-1], kinds.count("exited")) == (1, "exited", 1)
-        assert sandbox.files.read(f"streamed-{SEED}-{number}") == b"run\n", SEED
+        assert sandbox.files.read(f"streamed-{seed}-{number}") == b"run\n", seed
         number += 1
 
 
-def test_cells_run_once_and_answer_in_full(proxy: CuttingProxy, sandbox: Execd) -> None:
+def test_cells_run_once_and_answer_in_full(proxy: CuttingProxy, sandbox: Execd, seed: int) -> None:
     with sandbox.sessions.create("cuts") as made:
         made.run("n = 0").check()
         number = 0
@@ -66,35 +72,41 @@ def test_cells_run_once_and_answer_in_full(proxy: CuttingProxy, sandbox: Execd) 
             code = f"n += 1; print('x' * 9000); ({number}, n)"
             with cut_client(proxy, 3, 12_000) as client:
                 cell = client.sessions.get("cuts").run(code)
-            assert (cell.text, cell.stdout) == (f"({number}, {number})", "x" * 9000 + "\n"), SEED
+            assert (cell.text, cell.stdout) == (f"({number}, {number})", "x" * 9000 + "\n"), seed
         assert made.run("n").text == str(number)
 
 
-def test_uploads_arrive_in_full(proxy: CuttingProxy, sandbox: Execd, tmp_path: Path) -> None:
-    content = random.Random(SEED).randbytes(FILE_BYTES)
+def test_uploads_arrive_in_full(
+    proxy: CuttingProxy, sandbox: Execd, tmp_path: Path, seed: int
+) -> None:
+    content = random.Random(seed).randbytes(FILE_BYTES)
     (tmp_path / "large").write_bytes(content)
     while proxy.n_cuts < CUTS_OF_A_KIND:
         with cut_client(proxy, 6, FILE_BYTES // 2) as client:
             client.files.upload(tmp_path / "large", "up/large")
-        assert sandbox.files.read("up/large") == content, SEED
+        assert sandbox.files.read("up/large") == content, seed
         assert [entry.name for entry in sandbox.files.list("up")] == ["large"]
         sandbox.files.remove("up/large")
 
 
-def test_downloads_arrive_in_full(proxy: CuttingProxy, sandbox: Execd, tmp_path: Path) -> None:
-    content = random.Random(SEED).randbytes(FILE_BYTES)
+def test_downloads_arrive_in_full(
+    proxy: CuttingProxy, sandbox: Execd, tmp_path: Path, seed: int
+) -> None:
+    content = random.Random(seed).randbytes(FILE_BYTES)
     sandbox.files.write("down/large", content)
     while proxy.n_cuts < CUTS_OF_A_KIND:
         with cut_client(proxy, 6, FILE_BYTES // 2) as client:
             client.files.download("down/large", tmp_path / "large")
-        assert (tmp_path / "large").read_bytes() == content, SEED
+        assert (tmp_path / "large").read_bytes() == content, seed
         assert os.listdir(tmp_path) == ["large"]
         with cut_client(proxy, 6, FILE_BYTES // 2) as client:
-            assert b"".join(client.files.stream("down/large")) == content, SEED
+            assert b"".join(client.files.stream("down/large")) == content, seed
 
 
-def test_directories_arrive_in_full(proxy: CuttingProxy, sandbox: Execd, tmp_path: Path) -> None:
-    numbers = random.Random(SEED)
+def test_directories_arrive_in_full(
+    proxy: CuttingProxy, sandbox: Execd, tmp_path: Path, seed: int
+) -> None:
+    numbers = random.Random(seed)
     source, target = tmp_path / "source", tmp_path / "target"
     for name in ("a", "b/c", "b/d"):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
@@ -104,5 +116,5 @@ def test_directories_arrive_in_full(proxy: CuttingProxy, sandbox: Execd, tmp_pat
     with cut_client(proxy, 4, 2 << 20) as client:
         client.files.download_dir("tree", target)
     for name in ("a", "b/c", "b/d"):
-        assert (target / name).read_bytes() == (source / name).read_bytes(), SEED
+        assert (target / name).read_bytes() == (source / name).read_bytes(), seed
     assert proxy.n_cuts >= 2

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+from tests import found
+
 from .__main__ import fuzz
 from .targets import TARGETS, Target
 
@@ -22,17 +24,21 @@ def refuse_ff(data: bytes) -> None:
 
 
 def test_a_failing_input_is_kept_and_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert fuzz("a target", Target([b"seed"], refuse_ff), 1, tmp_path) == 1
-    [path] = (tmp_path / "a-target").iterdir()
+    monkeypatch.setattr(found, "FOUND", tmp_path)
+    assert fuzz("a target", Target([b"seed"], refuse_ff), 1) == 1
+    [path] = found.cases("fuzz/a-target")
     data = path.read_bytes()
     assert b"\xff" in data
     assert base64.b64decode(capsys.readouterr().err.splitlines()[-1]) == data
 
 
-def test_a_target_that_fails_at_nothing_keeps_nothing(tmp_path: Path) -> None:
-    assert fuzz("a target", Target([b"seed"], lambda _data: None), 1, tmp_path) == 0
+def test_a_target_that_fails_at_nothing_keeps_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(found, "FOUND", tmp_path)
+    assert fuzz("a target", Target([b"seed"], lambda _data: None), 1) == 0
     assert not list(tmp_path.iterdir())
 
 

@@ -1,8 +1,9 @@
 """Run the model for longer: ``python -m tests.model [--seconds N] [--seed N]``.
 
 The steps of all runs add up in tests/model/steps.jsonl, which is part of the repository: a line per
-run, with the seed, the commit, the number of steps, the finding, and the steps of the example that
-failed. With EXECD_CONFORMANCE_LAUNCHER the daemon runs in gVisor, as in the conformance suite.
+run, with the seed, the commit, the number of steps, and the finding. The steps of an example that
+failed are kept in tests/found. With EXECD_CONFORMANCE_LAUNCHER the daemon runs in gVisor, as in the
+conformance suite.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import time
 import traceback
 from pathlib import Path
 
+from tests import found
 from tests.conformance.target import LAUNCHER
 
 from .host import host
-from .run import run
+from .run import as_lines, run
 
 REPOSITORY = Path(__file__).parents[2]
 LEDGER = Path(__file__).with_name("steps.jsonl")
@@ -47,7 +49,6 @@ def main() -> int:
     seed = first
     while time.monotonic() < end:
         finding = ""
-        failing_steps: list[str] = []
         n_steps = 0
         with tempfile.TemporaryDirectory(prefix="execd-model-") as directory:
             try:
@@ -55,7 +56,8 @@ def main() -> int:
                     try:
                         run(made, N_EXAMPLES, N_STEPS, seed)
                     except Exception:
-                        failing_steps = made.steps
+                        path = found.keep("model", str(seed), as_lines(made.replayable))
+                        print(f"the steps are in {path}", file=sys.stderr)
                         print(*_without_requests(made.target.log_text()), sep="\n", file=sys.stderr)
                         raise
                     finally:
@@ -71,8 +73,6 @@ def main() -> int:
             "steps": n_steps,
             "finding": finding.strip(),
         }
-        if failing_steps:
-            line["failing_steps"] = failing_steps
         with LEDGER.open("a") as ledger:
             ledger.write(json.dumps(line) + "\n")
         print(f"seed {seed}: {n_steps} steps{', a finding' if finding else ''}", flush=True)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
+from tests import drawn
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -31,6 +33,8 @@ def step(
         def noted(part: Part, **arguments: Any) -> None:
             said = ", ".join(f"{name}={_shown.repr(value)}" for name, value in arguments.items())
             part.host.steps.append(f"{function.__name__}({said})")
+            part.host.replayable.append((function.__name__, arguments))
+            drawn.note((function.__name__, arguments))
             function(part, **arguments)
 
         return rule(**strategies)(noted)
@@ -47,6 +51,7 @@ class Part(RuleBasedStateMachine):
         super().__init__()
         self.host.n_examples += 1
         self.host.steps.clear()
+        self.host.replayable.clear()
         self.prefix = f"m{self.host.n_examples}"
         """Begins every name of this example: the daemon outlives the example."""
 

@@ -65,7 +65,9 @@ class Host:
         """Of all examples so far."""
         self.n_examples = 0
         self.steps: list[str] = []
-        """Of the present example."""
+        """Of the present example, shortened for people."""
+        self.replayable: list[tuple[str, dict[str, Any]]] = []
+        """The same steps in full."""
         self.finding: BaseException | None = None
         """What the first failing step raised. No example runs afterwards."""
 

@@ -1,8 +1,9 @@
-"""One run of the model."""
+"""One run of the model, or the kept steps of a run that failed."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import ast
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, settings
@@ -39,3 +40,17 @@ def run(host: Host, n_examples: int, n_steps: int, seed: int | None = None) -> N
             raise
         host.finding.add_note("\n".join(["Steps:", *host.steps]))
         raise host.finding from None
+
+
+def as_lines(steps: list[tuple[str, dict[str, Any]]]) -> bytes:
+    return "".join(f"{step!r}\n" for step in steps).encode()
+
+
+def replay(host: Host, lines: bytes) -> None:
+    """Take the steps of one example, without hypothesis."""
+    machine = type("Daemon", (Daemon,), {"host": host})()
+    machine.begin_files()
+    for name, arguments in map(ast.literal_eval, lines.decode().splitlines()):
+        getattr(machine, name)(**arguments)
+        machine.answers()
+    machine.teardown()

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import found
 from tests.conformance.target import can_start
 
 from .host import host
-from .run import run
+from .run import as_lines, replay, run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,6 +26,27 @@ def test_daemon_does_what_the_model_says(tmp_path: Path) -> None:
     with host(tmp_path) as made:
         run(made, 30, 20)
     assert made.n_steps >= 300
+
+
+def test_daemon_does_what_the_model_says_in_the_steps_that_once_failed(tmp_path: Path) -> None:
+    for case in found.cases("model"):
+        with host(tmp_path / case.name) as made:
+            replay(made, case.read_bytes())
+
+
+def test_kept_steps_are_taken_again_one_by_one(tmp_path: Path) -> None:
+    steps = [
+        ("put", {"path": "d/a", "content": 70}),
+        ("append", {"path": "d/a", "content": b"\xff\n"}),
+        ("run_to_the_end", {"is_keyed": True, "out": "é\u2028", "err": "", "exit_code": 3}),
+        ("kill_the_daemon", {}),
+        ("read_all", {}),
+    ]
+    with host(tmp_path) as made:
+        replay(made, as_lines(steps))
+        # The checks of the end take a step too.
+        assert made.replayable == [*steps, ("read_all", {})]
+        assert made.n_steps == len(steps)
 
 
 def test_a_failure_is_told_with_its_message_and_its_steps(

@@ -44,7 +44,6 @@ PACKAGES = (
 )
 OPTIONS = (
     *("-x", "-q", "--tb=short", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist"),
-    "--hypothesis-seed=0",
     # pytest would rewrite the asserts of its plugins, and PACKAGES brings the plugins' packages.
     *("-W", "ignore::pytest.PytestAssertRewriteWarning"),
 )

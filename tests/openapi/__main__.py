@@ -1,4 +1,4 @@
-"""Many cases of schemathesis: ``python -m tests.openapi --cases 2000``."""
+"""Many cases of schemathesis: ``python -m tests.openapi [--cases 2000] [--seed N]``."""
 
 from __future__ import annotations
 

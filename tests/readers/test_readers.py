@@ -3,9 +3,7 @@ curl; on a machine without these, their readers are skipped."""
 
 from __future__ import annotations
 
-import os
 import random
-import secrets
 import subprocess
 import sys
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import httpx
 import pytest
 
+from tests import drawn, found
 from tests.conformance.target import TERMINATED, start
 from tests.profiles import examples
 from tests.readers.generated import LINE_ENDS, NDJSON, SSE, as_read, random_events, random_text
@@ -23,19 +22,22 @@ if TYPE_CHECKING:
 
     Read = Callable[[list[Source]], list[Events]]
 
-SEED = int(os.environ.get("EXECD_READERS_SEED", secrets.randbits(32)))
-"""A failure names the seed; the variable repeats the streams."""
-
 N_STREAMS = examples(25).max_examples  # 2,500 for each reader in CI
+MOST_STREAMS = 2_500
 N_COMMANDS, N_CELLS = 50, 20
 
 each_reader = pytest.mark.parametrize("read", READERS.values(), ids=READERS)
 
 
+@pytest.fixture(scope="module", params=found.seeds("readers"))
+def seed(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
+def url(seed: int) -> Iterator[str]:
     """The server of random streams."""
-    command = [sys.executable, "-m", "tests.readers.serve", str(SEED)]
+    command = [sys.executable, "-m", "tests.readers.serve", str(seed)]
     with subprocess.Popen(
         command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as server:
@@ -64,15 +66,15 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="module")
-def executions(daemon: httpx.Client) -> list[Written]:
-    numbers = random.Random(SEED)
-    found = []
+def executions(daemon: httpx.Client, seed: int) -> list[Written]:
+    numbers = random.Random(seed)
+    written = []
     for number in range(N_COMMANDS + N_CELLS):
         text = "".join(random_text(numbers) for _ in range(3))
         bundle = {"text/plain": text, f"x-test/{numbers.choice(LINE_ENDS)}": text}
         if number < N_COMMANDS:
             reply = daemon.post("/v1/executions", json={"argv": ["cat"], "stdin": text})
-            found.append(Written(f"/v1/executions/{reply.json()['id']}", text, None))
+            written.append(Written(f"/v1/executions/{reply.json()['id']}", text, None))
             continue
         code = (
             "import sys\nfrom IPython.display import display\n"
@@ -80,8 +82,8 @@ def executions(daemon: httpx.Client) -> list[Written]:
         )
         reply = daemon.post("/v1/code", json={"session_id": "one", "code": code})
         execution_id = reply.headers["Location"].rpartition("/")[2]
-        found.append(Written(f"/v1/executions/{execution_id}", text, bundle))
-    return found
+        written.append(Written(f"/v1/executions/{execution_id}", text, bundle))
+    return written
 
 
 @pytest.fixture(autouse=True)
@@ -91,25 +93,29 @@ def nothing_leaks() -> None:
 
 
 @each_reader
-def test_reader_finds_all_events_of_random_streams(read: Read, url: str) -> None:
-    first = [*READERS.values()].index(read) * N_STREAMS
-    numbers = range(first, first + N_STREAMS)
-    found = read([Source(f"{url}/{number}", (SSE, NDJSON)[number % 2]) for number in numbers])
-    for number, events in zip(numbers, found, strict=True):
-        assert events == as_read(random_events(SEED, number)), f"seed {SEED}, stream {number}"
+def test_reader_finds_all_events_of_random_streams(read: Read, url: str, seed: int) -> None:
+    first = [*READERS.values()].index(read) * MOST_STREAMS
+    n_streams = N_STREAMS if seed == found.FIXED_SEED else MOST_STREAMS
+    numbers = range(first, first + n_streams)
+    received = read([Source(f"{url}/{number}", (SSE, NDJSON)[number % 2]) for number in numbers])
+    for number, events in zip(numbers, received, strict=True):
+        sent = as_read(random_events(seed, number))
+        drawn.note(sent)
+        assert events == sent, f"seed {seed}, stream {number}"
 
 
 @each_reader
 def test_reader_finds_all_that_commands_and_cells_wrote(
-    read: Read, daemon: httpx.Client, executions: list[Written]
+    read: Read, daemon: httpx.Client, executions: list[Written], seed: int
 ) -> None:
     sources = [
         Source(f"{daemon.base_url}{execution.path}/events", (SSE, NDJSON)[number % 2])
         for number, execution in enumerate(executions)
     ]
     for execution, events in zip(executions, read(sources), strict=True):
+        drawn.note((execution.text, execution.bundle))
         output = [event["fields"]["text"] for event in events if event["event"] == "stdout"]
-        assert "".join(output) == execution.text, f"seed {SEED}"
+        assert "".join(output) == execution.text, f"seed {seed}"
         shown = [event["fields"]["data"] for event in events if event["event"] == "display"]
         assert shown == ([execution.bundle] if execution.bundle else [])
         assert events[0]["event"] == "started"

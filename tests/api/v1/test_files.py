@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import random
 import zipfile
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,7 @@ def open_below(wire: Wire) -> list[str]:
 
 
 async def test_download_by_sendfile_is_whole_and_the_connection_goes_on(wire: Wire) -> None:
-    content = os.urandom(1 << 20) * 5 + b"end"
+    content = random.Random(1).randbytes(1 << 20) * 5 + b"end"
     (wire.base_dir / "large").write_bytes(content)
     connection = await wire.connect()
     for _ in range(2):
@@ -54,7 +55,7 @@ async def test_download_by_sendfile_is_whole_and_the_connection_goes_on(wire: Wi
 
 async def test_many_slow_downloads_all_arrive_whole(serve: Serve) -> None:
     wire = await serve(is_narrow=True)
-    content = os.urandom(1 << 20)
+    content = random.Random(1).randbytes(1 << 20)
     (wire.base_dir / "large").write_bytes(content)
     connections = [await wire.connect() for _ in range(20)]  # more than there are threads
     for connection in connections:

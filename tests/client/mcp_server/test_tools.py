@@ -172,8 +172,8 @@ async def test_images_are_seen_and_other_binary_files_are_refused(
 
 async def test_images_that_do_not_fit_are_named(tools: Connect) -> None:
     code = (
-        "from IPython.display import Image, display\nimport os\n"
-        "display(Image(b'\\x89PNG\\r\\n\\x1a\\n' + os.urandom(700_000), format='png'))"
+        "from IPython.display import Image, display\n"
+        "display(Image(b'\\x89PNG\\r\\n\\x1a\\n' + bytes(700_000), format='png'))"
     )
     async with tools() as client:
         shown = await client.call_tool("run_python", {"code": code})

@@ -11,6 +11,7 @@ from hypothesis.stateful import (
 )
 
 from execd.engine.executions.admission import SHORT_RUN, Admission, Decision
+from tests import drawn
 
 RUN, WAIT, REFUSE = Decision.RUN, Decision.WAIT, Decision.REFUSE
 STARTING_SECONDS = 10
@@ -297,6 +298,7 @@ class AdmissionModel(RuleBasedStateMachine):
 
     @invariant()
     def as_many_as_allowed_run_and_nobody_waits_without_a_reason(self) -> None:
+        drawn.note((self.now, self.running, self.waiting, self.starting))
         assert (self.admission.running, self.admission.queued) == (
             len(self.running),
             len(self.waiting),

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import io
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -110,7 +111,7 @@ async def test_a_removed_base_dir_is_made_again(files: Files, base: Path) -> Non
 
 
 async def test_large_files_pass_through_in_constant_memory(files: Files, base: Path) -> None:
-    chunk = os.urandom(256 * 1024)
+    chunk = random.Random(1).randbytes(256 * 1024)
     tracemalloc.start()
     try:
         async with await files.create("big") as upload:
@@ -260,7 +261,7 @@ async def test_large_zips_share_a_few_places_and_the_next_is_refused(
     files: Files, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(10):
-        (base / f"{number}").write_bytes(os.urandom(100_000))
+        (base / f"{number}").write_bytes(random.Random(number).randbytes(100_000))
     monkeypatch.setattr(transfers, "PLACE_WAIT_SECONDS", 0.05)
     monkeypatch.setattr(transfers, "LARGE_ZIP_ENTRIES", 1)
     monkeypatch.setattr(transfers, "LARGE_ZIP_BYTES", 500)

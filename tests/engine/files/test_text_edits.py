@@ -31,7 +31,7 @@ async def lines(files: Files, first: int, count: int | None) -> bytes:
 LINES = st.lists(st.sampled_from(["", "a", "bb\r", "ccc"]), max_size=8)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@settings(suppress_health_check=list(HealthCheck))
 @given(LINES, st.integers(1, 10), st.none() | st.integers(1, 10), st.booleans())
 async def test_lines_are_those_of_splitlines(
     files: Files, tmp_path: Path, text: list[str], first: int, count: int | None, ends: bool

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from execd.engine.sessions.session_state import SessionState
 from execd.kernel import frames
 from execd.model import ExitReason, State
+from tests import drawn
 from tests.engine.sessions.test_manager import begin, run, sessions_in, value
 from tests.profiles import examples
 from tests.waiting import wait_until_async
@@ -181,6 +182,7 @@ def test_whatever_a_worker_says_falsifies_no_more_than_the_result_of_its_own_cel
             @example([DONE, b"\0"])
             @example([DONE, b"\0\0\1\0"])
             def speak(said: list[dict[str, Any] | bytes]) -> None:
+                drawn.note(said)
                 runner.run(hear(said))
 
             async def hear(said: list[dict[str, Any] | bytes]) -> None:

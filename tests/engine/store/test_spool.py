@@ -206,13 +206,13 @@ async def test_a_file_that_is_made_while_the_log_is_removed_is_unlinked(
 
 
 FULL_DISK = """
-import asyncio, os, sys
+import asyncio, os, random, sys
 from execd.engine.store.state_dir import StateDir
 
 async def main():
     state_dir = StateDir(sys.argv[1], 1 << 30, {})
     spool = state_dir.spool("log", 1 << 30)
-    data = os.urandom(1 << 16)
+    data = random.Random(1).randbytes(1 << 16)
     written = 0
     while spool.accepts:
         await spool.write(data)

@@ -16,6 +16,7 @@ import inspect
 import io
 import json
 import os
+import random
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -187,7 +188,7 @@ async def reconnect(box: Any) -> Any:
 async def files(box: Any) -> Any:
     top = "/tmp/e2b-files-" + os.urandom(4).hex()
     fs, found = box.files, {}
-    content = os.urandom(8 << 20)
+    content = random.Random(1).randbytes(8 << 20)
     await done(fs.write(f"{top}/big.bin", content))
     found["bytes"] = bytes(await done(fs.read(f"{top}/big.bin", format="bytes"))) == content
     await done(fs.write(f"{top}/stream.bin", io.BytesIO(content)))

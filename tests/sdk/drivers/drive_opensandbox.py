@@ -16,6 +16,7 @@ import io
 import json
 import logging
 import os
+import random
 import sys
 import time
 from datetime import timedelta
@@ -221,7 +222,7 @@ async def sessions(box: Any) -> Any:
 async def files(box: Any) -> Any:
     top = "/tmp/opensandbox-files-" + os.urandom(4).hex()
     fs, found = box.files, {}
-    content = os.urandom(8 << 20)
+    content = random.Random(1).randbytes(8 << 20)
     await done(fs.create_directories([WriteEntry(path=f"{top}/made/deep", mode=750)]))
     await done(fs.write_file(f"{top}/big.bin", content))
     found["bytes"] = await done(fs.read_bytes(f"{top}/big.bin")) == content
