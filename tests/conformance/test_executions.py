@@ -170,7 +170,8 @@ def test_rule_that_is_broken_is_named(
                 "argv": [
                     "python3",
                     "-c",
-                    "b = bytearray(400 << 20)\n"
+                    # by far, because memory that other programs give back hides growth
+                    "b = bytearray(1000 << 20)\n"
                     "for i in range(0, len(b), 4096): b[i] = 1\n"
                     "import time; time.sleep(60)",
                 ],
