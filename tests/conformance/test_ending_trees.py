@@ -167,6 +167,8 @@ sys.exit(9)
 """
 
 
+# Alone, as the next test: a tree ends only if the machine's memory has grown by as much, and the
+# memory that other programs take or give back counts.
 @pytest.mark.alone
 def test_pages_shared_after_a_fork_do_not_end_a_tree(
     execute: Callable[..., dict[str, Any]],
@@ -178,6 +180,7 @@ def test_pages_shared_after_a_fork_do_not_end_a_tree(
     assert done["usage"]["peak_tree_bytes"] > 250 * MIB, "an upper bound, as it says"
 
 
+@pytest.mark.alone
 def test_pages_written_after_a_fork_end_it(execute: Callable[..., dict[str, Any]]) -> None:
     program = FORKS.replace("SIZE", "100").replace("WRITE", "True").replace("SECONDS", "1000")
     done = execute(

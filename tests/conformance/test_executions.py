@@ -182,7 +182,8 @@ def test_bad_request_is_refused_by_field_and_runs_nothing(
                 "argv": [
                     "python3",
                     "-c",
-                    "b = bytearray(400 << 20)\n"
+                    # by far, because memory that other programs give back hides growth
+                    "b = bytearray(1000 << 20)\n"
                     "for i in range(0, len(b), 4096): b[i] = 1\n"
                     "import time; time.sleep(60)",
                 ],

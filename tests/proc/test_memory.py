@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from execd.proc.memory import SAMPLE_SECONDS, SETTLE_SECONDS, Account, MemoryMonitor, MemoryPolicy
-from execd.proc.memory_meter import Reading, parse_meminfo
+from execd.proc.memory_meter import Reading
 from execd.proc.messages import Configure
 
 if TYPE_CHECKING:
@@ -61,18 +60,6 @@ def ended(
             now, reading(used_mib, shared_mib=shared_mib), accounts, 0.001
         ).to_end
     ]
-
-
-def test_anonymous_memory_shows_at_once_when_it_is_taken_and_when_it_is_given_back() -> None:
-    def anonymous() -> int:
-        return parse_meminfo(Path("/proc/meminfo").read_bytes()).anonymous_bytes
-
-    before = anonymous()
-    held = bytearray(b"x") * (400 * MIB)
-    grown = anonymous() - before
-    del held
-    assert grown > 200 * MIB
-    assert anonymous() - before < grown - 200 * MIB
 
 
 # Limits.

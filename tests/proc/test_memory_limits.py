@@ -181,6 +181,18 @@ async def guarded(
         reaper.close()
 
 
+def test_anonymous_memory_shows_at_once_when_it_is_taken_and_when_it_is_given_back() -> None:
+    def anonymous() -> int:
+        return parse_meminfo(Path("/proc/meminfo").read_bytes()).anonymous_bytes
+
+    before = anonymous()
+    held = bytearray(b"x") * (400 * MIB)
+    grown = anonymous() - before
+    del held
+    assert grown > 200 * MIB
+    assert anonymous() - before < grown - 200 * MIB
+
+
 # Limits.
 
 

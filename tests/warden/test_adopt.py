@@ -160,7 +160,8 @@ async def test_a_zygote_that_is_killed_leaves_its_workers_alone(zygote: Zygote) 
 
 
 async def test_a_worker_that_greets_late_is_held_to_its_memory_limit(zygote: Zygote) -> None:
-    fill = "held = bytearray(b'x') * (250 << 20); time.sleep(1000)"
+    # More than the limit by far: memory that other programs give back meanwhile hides growth.
+    fill = "held = bytearray(b'x') * (1000 << 20); time.sleep(1000)"
     worker = await zygote.fork(SLOW + fill, memory_bytes=100 << 20)
     assert exit_status.decode((await exit_of(worker)).wait_status) == Exit(None, signal.SIGKILL)
     assert [limit for limit, _ in zygote.reached] == ["memory"]
