@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import zipfile
 from typing import TYPE_CHECKING
 
 import psutil
@@ -94,14 +92,6 @@ def test_what_c_and_python_have_buffered_is_out_when_the_cell_is_done(
     )
     assert "c without a newline" in cell.stdout
     assert "python too" in cell.stdout
-
-
-def test_output_streams_while_the_cell_runs(worker: WorkerProcess, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "go")
-    worker.start(f"print('first'); open({str(tmp_path / 'go')!r}).read(); print('second')")
-    wait_until(lambda: worker.output_so_far() == "first\n")
-    (tmp_path / "go").write_text("")
-    assert worker.finish().stdout == "first\nsecond\n"
 
 
 def test_strings_that_are_no_unicode_are_printed(worker: WorkerProcess) -> None:
@@ -222,19 +212,6 @@ def test_the_reason_of_an_exit_is_printed(worker: WorkerProcess) -> None:
     assert cell.stderr == "disk is full\n"
     assert cell.error is not None
     assert cell.error["traceback"] == ["SystemExit: disk is full"]
-
-
-def test_os_exit_and_a_segfault_end_the_worker_with_their_own_status(new_worker: NewWorker) -> None:
-    for code, expected in (
-        ("import os; os._exit(7)", 7),
-        ("import ctypes; ctypes.string_at(0)", -signal.SIGSEGV),
-        ("import os; os.abort()", -signal.SIGABRT),
-    ):
-        worker = new_worker()
-        worker.start(code)
-        with pytest.raises(harness.Gone):
-            worker.finish()
-        assert worker.wait() == expected
 
 
 def test_top_level_await_keeps_its_loop_between_cells(worker: WorkerProcess) -> None:
@@ -412,28 +389,6 @@ def test_magics_work(worker: WorkerProcess, tmp_path: Path) -> None:
     assert error is not None
     assert error["name"] == "UsageError"
     assert worker.run("%env EXECD_NEW=1\n!echo $EXECD_NEW").stdout.endswith("1\n")
-
-
-def test_pip_installs_into_the_session(worker: WorkerProcess, tmp_path: Path) -> None:
-    """Install a package from a file: the test covers the magic and the import, not a registry."""
-    wheel = tmp_path / "execd_tested-1-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("execd_tested.py", "answer = 42")
-        archive.writestr(
-            "execd_tested-1.dist-info/METADATA",
-            "Metadata-Version: 2.1\nName: execd-tested\nVersion: 1\n",
-        )
-        archive.writestr(
-            "execd_tested-1.dist-info/WHEEL",
-            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        )
-        archive.writestr("execd_tested-1.dist-info/RECORD", "execd_tested.py,,\n")
-    target = tmp_path / "not there yet"
-    worker.run(f"import sys; sys.path.insert(0, {str(target)!r})")
-    assert worker.run("import execd_tested").error
-    cell = worker.run(f"%pip install --quiet --no-index --no-deps --target '{target}' {wheel}")
-    assert cell.done["status"] == "success"
-    assert worker.run("import execd_tested; execd_tested.answer").text == "42", cell
 
 
 def test_help_is_shown(worker: WorkerProcess) -> None:

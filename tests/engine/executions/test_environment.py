@@ -152,26 +152,6 @@ def test_a_virtual_environments_python_is_used_in_its_place(tmp_path: Path) -> N
     assert build(tmp_path, python=venv)["PATH"] == f"{tmp_path}/venv/bin:{USUAL_DIRS}"
 
 
-async def test_a_command_sees_this_environment_and_nothing_of_the_daemons(tmp_path: Path) -> None:
-    async with running(tmp_path, DAEMONS, pass_env=("AWS_REGION",)) as engine:
-        outcome = await sh(engine, "env -0", env={"ASKED": "a\nb"})
-        found = dict(entry.split("=", 1) for entry in outcome.text.split("\0") if entry)
-        shells_own = {"PWD", "OLDPWD", "SHLVL", "_"}
-        assert set(found) - shells_own == {
-            MARKER,
-            "HOME",
-            "LANG",
-            "USER",
-            "PATH",
-            "TMPDIR",
-            "ASKED",
-            "AWS_REGION",
-        }
-        assert found["ASKED"] == "a\nb"
-        assert found[MARKER] == outcome.execution.id
-        assert "s3cret" not in outcome.text
-
-
 async def test_python_and_python3_are_the_interpreter_set(tmp_path: Path) -> None:
     async with running(tmp_path, DAEMONS, python="/usr/bin/python3") as engine:
         for name in "python", "python3":
