@@ -20,6 +20,7 @@ def test_root_says_that_the_runtime_is_active(client: httpx.Client) -> None:
     body = response.json()
     assert body["status"] == "ok"
     assert body["message"] == "Sandbox Runtime is active."
+    assert response.headers["server"] == f"execd/{body['version']}"
 
 
 @pytest.mark.parametrize("path", ["/", "/healthz", "/readyz", "/v1/health"])

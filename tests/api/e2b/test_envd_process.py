@@ -205,14 +205,6 @@ async def test_term_may_be_caught(box: Box) -> None:
         assert (await stream.until("end"))["exitCode"] == 9
 
 
-async def test_other_signals_are_unimplemented(box: Box) -> None:
-    async with box.following(START, shell("sleep 600", tag="one")) as stream:
-        await stream.until("start")
-        message = {"process": {"tag": "one"}, "signal": 2}
-        http_status, refusal = await box.process("SendSignal", message)
-        assert (http_status, refusal["code"]) == (501, "unimplemented")
-
-
 async def test_list_has_what_runs_with_its_tag(box: Box) -> None:
     async with contextlib.AsyncExitStack() as streams:
         for tag in ("one", "two"):
@@ -238,12 +230,6 @@ async def test_closing_the_input_of_a_terminal_names_ctrl_d(box: Box) -> None:
         await stream.until("start")
         _, refusal = await box.process("CloseStdin", {"process": {"tag": "one"}})
         assert "Ctrl-D" in refusal["message"]
-
-
-@pytest.mark.parametrize("selector", [{}, {"pid": "x"}])
-async def test_selector_that_names_nothing_is_refused(box: Box, selector: Any) -> None:
-    http_status, refusal = await box.process("CloseStdin", {"process": selector})
-    assert (http_status, refusal["code"]) == (400, "invalid_argument")
 
 
 @pytest.mark.parametrize(
@@ -277,11 +263,6 @@ async def test_command_of_a_user_that_does_not_exist_is_refused(box: Box) -> Non
 async def test_unknown_call_has_the_shape_of_connect(box: Box) -> None:
     http_status, refusal = await box.process("Nothing", {})
     assert (http_status, refusal["code"]) == (404, "unimplemented")
-
-
-async def test_large_output_arrives_whole(box: Box) -> None:
-    messages = await box.start(shell("head -c 20000000 /dev/zero"))
-    assert sum(len(output_of([message])) for message in messages) == 20_000_000
 
 
 async def test_queue_that_is_full_is_resource_exhausted(

@@ -3,42 +3,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
-import pytest
 
-from execd import __version__
 from execd.api.probes.probes import public_variables
 from tests.api.conftest import JSON, request_bytes, wait_until
 
 if TYPE_CHECKING:
+    import pytest
+
     from tests.api.conftest import Wire
-
-
-async def test_root_says_that_requests_are_served(wire: Wire) -> None:
-    answer = await wire.request("GET", "/")
-    assert answer.http_status == 200
-    assert answer.headers["Content-Type"] == "application/json"
-    assert answer.json() == {
-        "status": "ok",
-        "message": "Sandbox Runtime is active.",
-        "version": __version__,
-    }
-
-
-@pytest.mark.parametrize(
-    "path",
-    ["/", "/healthz", "/readyz", "/v1/health", "/v1/metadata", "/v1/capabilities", "/v1/stats"],
-)
-async def test_head_is_get_without_the_body(wire: Wire, path: str) -> None:
-    got, head = await wire.request("GET", path), await wire.request("HEAD", path)
-    assert (got.http_status, head.http_status) == (200, 200)
-    assert head.headers["Content-Type"] == got.headers["Content-Type"] == "application/json"
-
-
-async def test_health_tells_the_uptime(wire: Wire) -> None:
-    body = (await wire.request("GET", "/v1/health")).json()
-    assert body["status"] == "ok"
-    assert type(body["uptime_seconds"]) is int
-    assert body["uptime_seconds"] >= 0
 
 
 async def test_draining_daemon_is_alive_and_not_ready(own_wire: Wire) -> None:
