@@ -4,10 +4,10 @@ that fail, or runs a kept example again.
     EXECD_EXPLORE_SECONDS    no test begins later
     EXECD_REPLAY             the path of a kept case: the case's example alone
 
-A case is hypothesis' blob: the shrunk choices behind an example. The blob means something for the
-present strategy and the pinned version of hypothesis only; the gate says when either has changed,
-and then the text of the case says what `@example` to write. An example of a state machine, or of a
-property within a test, is not kept: its report has the steps.
+A case is hypothesis' blob, the shrunk choices behind an example, and the example as text. With
+another version of hypothesis, or after a change of the strategy, the blob stands for nothing or for
+another example: then the replay fails, and the text says what `@example` to write. An example of a
+state machine, or of a property within a test, is not kept: its report has the steps.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 BLOB = re.compile(r"@reproduce_failure\((?P<version>'.*?'), (?P<blob>b'.*?')\)")
 END = time.monotonic() + float(os.environ.get("EXECD_EXPLORE_SECONDS", "inf"))
 REPLAYED = os.environ.get("EXECD_REPLAY")
+CASE = json.loads(Path(REPLAYED).read_text()) if REPLAYED else None
 
 profiles.load()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if REPLAYED:
-        case = json.loads(Path(REPLAYED).read_text())
+    if CASE:
         [item] = items
         assert isinstance(item, pytest.Function)
-        reproduce_failure(case["hypothesis"], ast.literal_eval(case["blob"]))(item.obj)
+        reproduce_failure(CASE["hypothesis"], ast.literal_eval(CASE["blob"]))(item.obj)
         return
     items[:] = [item for item in items if _draws(item)]
     # Another order in each run, because the time may end before the last test.
@@ -67,7 +67,7 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if report.failed and call.excinfo and not REPLAYED:
+    if report.failed and call.excinfo and not CASE:
         notes = "\n".join(getattr(call.excinfo.value, "__notes__", ()))
         if (blob := BLOB.search(notes)) and hasattr(getattr(item, "obj", None), "hypothesis"):
             case = {
@@ -86,7 +86,8 @@ def pytest_pyfunc_call() -> Generator[None, object, object]:
     """hypothesis takes for an error that a blob's example passes."""
     try:
         return (yield)
-    except DidNotReproduce as passed:
-        if "completed successfully" not in str(passed):
-            raise
+    except DidNotReproduce:
+        assert CASE
+        if [*drawn.examples.latest] != CASE["example"]:
+            pytest.fail(f"the choices draw another example now; write @example: {CASE['example']}")
         return True

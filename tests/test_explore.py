@@ -45,7 +45,16 @@ def python(*arguments: str, cwd: Path = REPOSITORY, **more: str) -> tuple[int, s
 
 def replay(case: Path, folder: Path = REPOSITORY) -> tuple[int, str]:
     test = json.loads(case.read_text())["test"]
-    return python(*explore.PYTEST, "-p", "tests.replays", test, cwd=folder, EXECD_REPLAY=str(case))
+    return python(
+        *explore.PYTEST,
+        "-p",
+        "tests.drawn",
+        "-p",
+        "tests.replays",
+        test,
+        cwd=folder,
+        EXECD_REPLAY=str(case),
+    )
 
 
 def test_properties_hold_for_the_examples_that_once_failed() -> None:
@@ -80,7 +89,7 @@ def test_example_that_fails_is_kept_and_tried_again(
         )
     )
     exit_code, text = replay(case, tmp_path)
-    assert (exit_code, "shape of the test data has changed" in text) == (1, True), text
+    assert (exit_code, "draw another example now" in text) == (1, True), text
 
 
 @pytest.mark.parametrize(("bound", "kept"), [(0, [5]), (1, [])])
