@@ -49,7 +49,6 @@ PURE_MODULES = [module.split(".") for module in PURE]
 QUICK = {
     *(f"{'/'.join([*folders, f'test_{name}'])}.py" for *folders, name in PURE_MODULES),
     "docs/test_generate.py",
-    "mutants/test_mutants.py",
     "test_docs.py",
     "test_layers.py",
     "test_operating.py",
@@ -204,10 +203,10 @@ def pytest_collection() -> Iterator[None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     is_root = os.geteuid() == 0
     for item in items:
-        if str(item.path.relative_to(TESTS)) in QUICK:
-            item.add_marker(pytest.mark.quick)
         if _is_third_party(item.path):
             item.add_marker(pytest.mark.third_party)
+        elif str(item.path.relative_to(TESTS)) in QUICK:
+            item.add_marker(pytest.mark.quick)
         differs = item.get_closest_marker("linux_only")
         if differs and is_gvisor():
             item.add_marker(pytest.mark.skip(reason=f"not so in gVisor: {differs.args[0]}"))
