@@ -16,7 +16,7 @@ each_target = pytest.mark.parametrize("name", TARGETS)
 
 
 @each_target
-@examples(10)
+@examples(5)
 @given(data=st.data())
 def test_damaged_input_is_refused_or_read(name: str, data: st.DataObject) -> None:
     target = TARGETS[name]
