@@ -1,11 +1,11 @@
 # The tasks of development, one word per task. A fresh machine needs git, make, gcc and python3 with
-# venv; the tasks install the rest into .venv: `make run` the packages of the daemon, every other
-# task the packages of development too.
+# venv; the tasks install the rest into .venv: `make run` the packages of the daemon, `make test` and
+# `make quick` those of the tests too, every other task all packages of development.
 #
 #   make run           the daemon on 127.0.0.1:8888, with ./workspace as the base dir
 #                      (Ctrl-C drains and stops the daemon)
 #   make test          all tests that run natively and need nothing of third parties
-#   make test-clients  the tests with SDKs, frameworks, Ray, a browser, npm and pandas; fetches 0.6 GB
+#   make test-clients  the tests with SDKs, frameworks, Ray, a browser, npm and pandas
 #   make quick         the tests of pure modules and the repository's rules, in seconds
 #   make explore       new examples of all that is random in the tests (SECONDS=600)
 #   make client        write the generated files of clients/python anew
@@ -30,8 +30,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Stamps: $(DAEMON_ENV) says that .venv has what the daemon needs, $(TEST_ENV) that .venv also has
 # what `make test` needs, $(ENV) that .venv has all packages of development, $(DOCS_ENV) that .venv
-# also has the builder of the site. The install is editable: only a change of the C sources, of pyproject.toml, of the version or of the IPython
-# lent to interpreters needs a new install.
+# also has the builder of the site. The install is editable: only a change of the C sources, of
+# pyproject.toml, of the version or of the IPython lent to interpreters needs a new install.
 DAEMON_ENV := $(VENV)/daemon
 TEST_ENV := $(VENV)/tested
 ENV := $(VENV)/made
@@ -52,7 +52,7 @@ SCRIPTS := .ci/await .ci/suite .ci/verdict .ci/in-gvisor image/sbom image/link-c
 env: $(ENV)
 test-install: $(TEST_ENV)
 
-# What is in .venv after each install, on the disk. tests/test_install_figures.py counts.
+# What each install leaves in .venv, on the disk. tests/test_install_figures.py counts the first two.
 DAEMON_FIGURES := 54 packages, 120 MB
 TEST_FIGURES := 96 packages, 200 MB
 ENV_FIGURES := 185 packages, 725 MB

@@ -21,6 +21,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -61,9 +62,9 @@ def run(arguments: list[str], record: Path) -> int:
     try:
         return process.wait()
     except BaseException:
-        # A Ctrl-C (KeyboardInterrupt) or SIGTERM (SystemExit): pytest ends its fixtures' daemons.
-        os.killpg(process.pid, signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        # A Ctrl-C (KeyboardInterrupt) or a signal (SystemExit): pytest ends its fixtures' daemons.
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(process.pid, signal.SIGINT)
             process.wait(timeout=30)
         raise
     finally:
@@ -74,7 +75,8 @@ def run(arguments: list[str], record: Path) -> int:
 
 def failures(record: Path) -> list[str]:
     found = []
-    for line in record.read_text().splitlines():
+    # The last line of a pytest that was killed may be cut off.
+    for line in re.findall(r"^\{.*\}$", record.read_text(), re.MULTILINE):
         phase = json.loads(line)
         if phase["outcome"] == "failed":
             first, *_rest = phase["reason"].splitlines() or [""]
@@ -87,7 +89,9 @@ def main() -> int:
     parser.add_argument("tier", nargs="?", choices=["test", "clients"], default="test")
     parser.add_argument("--processes", type=int, default=PROCESSES)
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, lambda received, _frame: sys.exit(128 + received))
     with tempfile.TemporaryDirectory() as folder:
         record = Path(os.environ.get("EXECD_TEST_RECORD", f"{folder}/record"))
         record.touch()

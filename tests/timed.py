@@ -1,10 +1,10 @@
 """Tests of promises about time, on the real clock.
 
 A test marked ``timed`` takes the fixture ``timed`` and says what the test has measured:
-``timed(seconds, limit_seconds)``. Nothing may run beside these tests (the last call of pytest in
-``make test``). A late test is tried again, ATTEMPTS times in all, because any machine may pause
-once; any other failure fails the test at once. pytest and CI see the last attempt alone, and the
-end of the run shows the seconds of all attempts.
+``timed(seconds, limit_seconds)``. Nothing may run beside these tests: natively the last call of
+pytest in ``make test`` has them, in gVisor a lane of ``.ci/test-image``. A late test has
+ATTEMPTS attempts, because any machine may pause once; any other failure fails the test at once.
+pytest and CI see the last attempt alone, and the end of the run shows the seconds of all attempts.
 """
 
 from __future__ import annotations
@@ -43,6 +43,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     is_marked = item.get_closest_marker("timed") is not None
     if is_marked != ("timed" in getattr(item, "fixturenames", ())):
         raise pytest.UsageError(f"{item.nodeid}: the marker and the fixture `timed` go together")
+    for other in ("third_party", "root"):
+        if item.get_closest_marker(other) and (is_marked or item.get_closest_marker("alone")):
+            raise pytest.UsageError(f"{item.nodeid}: tests marked `{other}` run beside others")
 
 
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:

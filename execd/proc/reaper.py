@@ -43,8 +43,15 @@ class Reaper:
         self._previous = signal.signal(signal.SIGCHLD, self._on_sigchld)
 
     def close(self) -> None:
-        """Restore the former handler of SIGCHLD."""
-        signal.signal(signal.SIGCHLD, self._previous)
+        """Restore the former handler of SIGCHLD; in place of SIG_DFL or SIG_IGN a handler that does
+        nothing.
+
+        The kernel may deliver SIGCHLD just before Python's interpreter looks: Python writes a
+        traceback to stderr if the handler has become SIG_DFL meanwhile (bpo-43406).
+        """
+        signal.signal(
+            signal.SIGCHLD, self._previous if callable(self._previous) else lambda *_: None
+        )
 
     def watch(self, pid: int, on_stop: Callable[[], None] = lambda: None) -> None:
         """Watch a child. ``on_stop`` is called when a signal has stopped the child: WUNTRACED of

@@ -261,7 +261,9 @@ def serving(made: R, uds: Path | None = None) -> Iterator[R]:
     loop = Loop()
     try:
         loop.run(made.begin(uds))
-        yield made
-        loop.run(made.end())
+        try:
+            yield made
+        finally:
+            loop.run(made.end())
     finally:
         loop.close()

@@ -79,8 +79,10 @@ class PythonRouter(Router):
         await super().begin(uds)
 
     async def end(self) -> None:
-        await self._client.aclose()
-        await super().end()
+        try:
+            await self._client.aclose()
+        finally:
+            await super().end()
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
         if request.method not in self.METHODS:

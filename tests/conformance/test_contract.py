@@ -5,9 +5,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .contract import Contract, Reply
+from .contract import RECORDER, Contract, Reply
 
 if TYPE_CHECKING:
+    import httpx
+
+    from .conftest import Run
     from .target import Target
 
 
@@ -52,3 +55,19 @@ def test_a_reply_that_the_document_does_not_have_is_found(target: Target) -> Non
     assert "'left'" in findings(watch, 200, lines, '{"event":"left","sequence":1}\n')
     assert findings(watch, 200, sse, "id: 1\nevent: gone\ndata: {}\n\n: heartbeat\n") == ""
     assert "unexpected" in findings(watch, 200, sse, 'id: 1\nevent: gone\ndata: {"more":1}\n\n')
+
+
+def test_a_message_that_the_document_does_not_have_is_found(target: Target) -> None:
+    contract = Contract(target.request("GET", "/openapi.json").json())
+    dropped = {"type": "dropped", "offset": 0, "size_bytes": 1}
+    assert list(contract.message_findings("sends", dropped)) == []
+    assert list(contract.message_findings("sends", {**dropped, "more": 1}))
+    assert list(contract.message_findings("sends", {"type": "other"}))
+
+
+def test_the_replies_of_a_test_are_recorded(run: Run, client: httpx.Client) -> None:
+    assert run.out("echo hello") == "hello\n"
+    with client.stream("GET", "/v1/files/") as streamed:
+        assert streamed.status_code == 200
+    found = {(reply.method, reply.is_whole) for reply in RECORDER.replies}
+    assert found == {("POST", True), ("GET", False)}

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from .examples import Examples, Found, is_alike, is_as_shown
+from . import examples
+from .examples import Example, Examples, Found, has_shape, is_alike, is_as_shown
 from .target import READ_SECONDS, Target, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
 
 STORY = """
 write_file; write_fs_file; write_base_dir, refused; read_file; read_file, in part
@@ -112,3 +114,95 @@ def file_names(archive: Found) -> set[str]:
     assert archive.media_type == "application/gzip"
     with tarfile.open(fileobj=content, mode="r:gz") as packed:
         return {name.removeprefix("./") for name in packed.getnames()}
+
+
+SHOWN = {
+    "get_stats": ("application/json", {"load": None, "ready": True, "memory": {"bytes": 1}}),
+    "get_openapi": ("application/json", {"openapi": "3.1.0", "tags": [{"name": "files"}]}),
+    "get_session": ("application/json", {"id": "a", "pid": 7, "limits": {"processes": 512}}),
+    "get_metrics": ("text/plain", "# TYPE execd_ready gauge\nexecd_ready 1\n"),
+    "get_docs": ("text/html", "<!DOCTYPE html>\n"),
+    "watch_path": ("text/event-stream", {"id": "1", "event": "gone", "data": '{"a":1}'}),
+    "stream_session": ("text/event-stream", {"id": "1", "event": "gone", "data": '{"a":1}'}),
+    "stream_execution": ("application/x-ndjson", {"event": "stdout", "sequence": 2}),
+}
+"""An example of each comparison."""
+ALIKE = {
+    "get_stats": [b'{"load":0.5,"ready":false,"memory":{"bytes":null}}'],
+    "get_openapi": [b'{"openapi":"3.1.0","tags":[{"name":"x"},{"name":"files","more":1}]}'],
+    "get_session": [b'{"id":"a","pid":8,"limits":{"processes":9}}'],
+    "get_metrics": [b"# TYPE execd_ready gauge\nexecd_ready 0\nmore 1\n"],
+    "get_docs": [b"<!DOCTYPE html>\n<html>"],
+    "watch_path": [b'id: 1\nevent: gone\ndata: {"a": 1}'],
+    "stream_session": [b'id: 12\nevent: gone\ndata: {"a":1}'],
+    "stream_execution": [b'{"sequence":2,"event":"stdout"}'],
+}
+UNLIKE = {
+    "get_stats": [
+        b'{"load":0.5,"ready":1,"memory":{"bytes":1}}',
+        b'{"load":0.5,"ready":true,"memory":{}}',
+        b'{"load":0.5,"ready":true,"memory":null}',
+        b'{"load":0.5,"ready":true,"memory":{"bytes":1},"more":1}',
+        b'{"load":{},"ready":true,"memory":{"bytes":1}}',
+    ],
+    "get_openapi": [b'{"openapi":"3.0.0","tags":[{"name":"files"}]}', b'{"openapi":"3.1.0"}'],
+    "get_session": [
+        b'{"id":"b","pid":7,"limits":{"processes":512}}',
+        b'{"id":"a","limits":{"processes":512}}',
+        b'{"id":"a","pid":"7","limits":{"processes":512}}',
+        b'{"id":"a","pid":7,"limits":{}}',
+    ],
+    "get_metrics": [b"# TYPE execd_ready counter\nexecd_ready 1\n", b"execd_ready 1\n"],
+    "get_docs": [b"<html>\n<!DOCTYPE html>\n"],
+    "watch_path": [
+        b'id: 2\nevent: gone\ndata: {"a":1}',
+        b'id: 1\nevent: left\ndata: {"a":1}',
+        b'id: 1\nevent: gone\ndata: {"a":2}',
+    ],
+    "stream_session": [b'id: x\nevent: gone\ndata: {"a":1}', b'id: 1\nevent: gone\ndata: {"b":1}'],
+    "stream_execution": [b'{"sequence":3,"event":"stdout"}'],
+}
+
+
+@pytest.mark.parametrize("operation_id", SHOWN)
+def test_a_reply_unlike_the_example_is_found(operation_id: str) -> None:
+    media_type, value = SHOWN[operation_id]
+    example = Example(200, media_type, value, {"ETag": '"1"', "Location": "/x"})
+    headers = httpx.Headers({"content-type": media_type, "etag": '"2"', "location": "/x"})
+
+    def is_found_alike(content: bytes, status: int = 200, **changed: str) -> bool:
+        reply = Found(status, httpx.Headers({**headers, **changed}), content)
+        return is_as_shown(operation_id, reply, example)
+
+    for content in ALIKE[operation_id]:
+        assert is_found_alike(content)
+        assert not is_found_alike(content, 201)
+        assert not is_found_alike(content, location="/y")
+        assert not is_found_alike(content, etag="2")
+        assert not is_found_alike(content, **{"content-type": "image/png"})
+    for content in UNLIKE[operation_id]:
+        assert not is_found_alike(content), content
+
+
+def test_the_comparisons_are_those_of_operations_of_the_story() -> None:
+    operations = {operation_id for operation_id, _ in EXAMPLES}
+    loose = (
+        examples.FIGURES
+        | examples.CUT_OBJECTS
+        | examples.BEGINNINGS
+        | examples.NUMBERED_BY_TIME
+        | set(ARCHIVES)
+    )
+    assert loose <= operations
+    assert has_shape([1, 2], [3])
+    assert not has_shape(["1"], [3])
+
+
+def test_an_archive_is_opened(tmp_path: Path) -> None:
+    content: Any = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as zipped:
+        zipped.writestr("a.txt", "a")
+    headers = httpx.Headers({"content-type": "application/zip"})
+    assert file_names(Found(200, headers, content.getvalue())) == {"a.txt"}
+    with pytest.raises(zipfile.BadZipFile):
+        file_names(Found(200, headers, b"no archive"))

@@ -130,6 +130,33 @@ def test_left_process_of_a_command_is_found(tmp_path: Path, shape: str) -> None:
     assert " sleep 3600'" in said
 
 
+def test_left_process_of_a_command_is_found_by_a_command(tmp_path: Path) -> None:
+    target = begin(tmp_path)
+    try:
+        execute(target, "setsid sleep 3600 > /dev/null 2>&1 &")
+        with pytest.raises(AssertionError, match=r"no process of user code is left.* sleep 3600'"):
+            aftermath.no_process_is_left_elsewhere(target, PATIENCE_SECONDS)
+    finally:
+        target.stop()
+
+
+def test_left_process_with_the_command_line_of_the_zygote_is_found(tmp_path: Path) -> None:
+    """A session's interpreter has this command line, so the judges count."""
+    target = begin(tmp_path)
+    try:
+        run_code(target, "left")
+        wait_until(
+            lambda: aftermath.processes_below(target)["zygote or worker"] == 3,
+            READ_SECONDS,
+            "the pool is full again",
+        )
+        for judge in (aftermath.no_process_is_left, aftermath.no_process_is_left_elsewhere):
+            with pytest.raises(AssertionError, match="'zygote or worker': 3"):
+                judge(target, PATIENCE_SECONDS)
+    finally:
+        target.stop()
+
+
 def test_zombie_is_found(tmp_path: Path) -> None:
     """The child of a process that does not wait for the child."""
     target = begin(tmp_path)

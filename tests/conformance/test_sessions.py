@@ -994,6 +994,11 @@ def test_frames_that_a_cell_forges_end_no_more_than_its_worker(
     assert other.value("x") == "1"
 
 
+def test_session_in_a_directory_that_is_not_there_is_refused(client: httpx.Client) -> None:
+    answer = client.post("/v1/sessions", json={"cwd": "/no/such/place"})
+    assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_ARGUMENT")
+
+
 def test_sessions_run_side_by_side(make: Callable[..., Session], client: httpx.Client) -> None:
     sessions = [make() for _ in range(4)]
     began = time.monotonic()

@@ -296,6 +296,7 @@ async def test_vim_edits_a_file_in_a_terminal(
     assert run.out(f"cat {folder}/note.txt") == "second\ncaf\u00e9 \u20ac!\n"
 
 
+@pytest.mark.both_shapes
 async def test_shell_has_job_control(terminal: Callable[..., str], attach: Open) -> None:
     """Text typed after a Ctrl-C or Ctrl-Z begins with Enter: gVisor leaves the key itself in the
     input, in front of the text."""

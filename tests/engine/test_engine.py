@@ -421,6 +421,17 @@ async def test_the_loop_is_never_held_up_for_long(engine: Engine) -> None:
 # Life.
 
 
+async def test_capabilities_say_what_holds(tmp_path: Path) -> None:
+    async with running(tmp_path) as engine:
+        facts = engine.capabilities()
+        assert facts["namespaces"] is True
+        assert all(facts["protections"].values())
+    async with running(tmp_path, namespaces="off") as engine:
+        facts = engine.capabilities()
+        assert (facts["namespaces"], facts["namespaces_refused"]) == (False, "switched off")
+        assert not any(facts["protections"].values())
+
+
 async def test_all_executions_have_ended_at_the_end_of_the_engine(tmp_path: Path) -> None:
     async with running(tmp_path, max_running=1) as engine:
         runs = engine.run(shell_command("exec sleep 1000"))

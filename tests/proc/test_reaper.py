@@ -109,12 +109,30 @@ async def test_collecting_waits_for_the_end(reaper: Reaper) -> None:
     assert is_reaped(pid)
 
 
-async def test_closing_gives_the_signal_back() -> None:
-    before = signal.getsignal(signal.SIGCHLD)
-    reaper = Reaper(everything=False)
-    assert signal.getsignal(signal.SIGCHLD) != before
-    reaper.close()
-    assert signal.getsignal(signal.SIGCHLD) == before
+async def test_the_former_handler_of_sigchld_comes_back() -> None:
+    def former(*_: object) -> None:
+        pass
+
+    before = signal.signal(signal.SIGCHLD, former)
+    try:
+        reaper = Reaper(everything=False)
+        assert signal.getsignal(signal.SIGCHLD) != former
+        reaper.close()
+        assert signal.getsignal(signal.SIGCHLD) == former
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.parametrize("former", [signal.SIG_DFL, signal.SIG_IGN])
+async def test_a_sigchld_that_is_delivered_at_the_close_finds_a_handler(
+    former: signal.Handlers,
+) -> None:
+    before = signal.signal(signal.SIGCHLD, former)
+    try:
+        Reaper(everything=False).close()
+        assert callable(signal.getsignal(signal.SIGCHLD))
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 EVERYTHING = """

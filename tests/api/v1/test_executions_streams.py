@@ -191,3 +191,25 @@ async def test_reader_that_reads_slowly_gets_everything(serve: Serve) -> None:
                 await asyncio.sleep(0.4)  # slow down the reader
     assert streaming.is_whole
     assert text_of(events) == seq_output(600_000)
+
+
+async def test_events_that_were_merged_are_410_and_the_rest_adds_up(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("execd.engine.output.log.MAX_EVENTS", 50)
+    execution_id = await detached(wire, "cat", stdin_open=True)
+    execution = wire.engine.get(execution_id)
+    # Many more events than the index keeps: each line comes back before the next line goes.
+    for number in range(500):
+        came_back = execution.output.next_change()
+        await execution.write_stdin(b"%05d\n" % number)
+        await asyncio.wait((came_back,), timeout=DEADLINE_SECONDS)
+    await execution.end_stdin()
+    await ended(wire, execution_id)
+    events = await (await follow(wire, execution_id)).rest()
+    assert text_of(events) == "".join(f"{number:05d}\n" for number in range(500))
+    held = {int(event.id) for event in events}
+    missing = next(number for number in range(2, int(events[-1].id)) if number not in held)
+    answer = await get(wire, execution_id, f"/events?after={missing}")
+    assert (answer.http_status, answer.json()["code"]) == (410, "GONE")
+    assert await (await follow(wire, execution_id, f"?after={events[5].id}")).rest() == events[6:]
