@@ -77,6 +77,7 @@ def mypy(program: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.third_party
 def test_a_users_program_is_clean_under_mypy_strict_and_mistakes_are_found(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(USERS_PROGRAM)
@@ -88,6 +89,7 @@ def test_a_users_program_is_clean_under_mypy_strict_and_mistakes_are_found(tmp_p
     assert f"Found {len(WRONG_LINES)} errors" in found.stdout
 
 
+@pytest.mark.third_party
 @pytest.mark.parametrize("generator", ["models.py", "blocking.py"])
 def test_a_generated_file_is_up_to_date(generator: str) -> None:
     found = subprocess.run([sys.executable, CLIENT / "generator" / generator, "--check"])
