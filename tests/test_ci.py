@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -102,7 +103,7 @@ class Ci:
     ) -> tuple[int, str]:
         command = [*PYTEST, "test_planted.py"]
         return self._run(
-            ".ci/suite", name, " ".join(PYTEST), *options, "--", *command, **environment
+            ".ci/suite", name, shlex.join(PYTEST), *options, "--", *command, **environment
         )
 
     def n_runs(self) -> int:

@@ -67,6 +67,7 @@ def test_example_that_fails_is_kept_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(found, "FOUND", tmp_path / "found")
+    (tmp_path / "pytest.ini").touch()  # the name of the test begins here
     planted = tmp_path / "test_planted.py"
     planted.write_text(PROPERTY.format(bound=1234))
     exit_code, text = python(

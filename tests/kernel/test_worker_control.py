@@ -345,11 +345,14 @@ def test_variables_are_listed_without_the_shells_own(worker: WorkerProcess) -> N
         "    def __format__(self, how): raise ValueError\n"
         "class Odd: pass\n"
         "Odd.__module__ = Bad()",
-        "import numpy\n"
-        "class Odd(numpy.ndarray):\n"
-        "    @property\n"
-        "    def shape(self): raise ValueError\n"
-        "    def __new__(cls): return numpy.zeros(3).view(cls)",
+        pytest.param(
+            "import numpy\n"
+            "class Odd(numpy.ndarray):\n"
+            "    @property\n"
+            "    def shape(self): raise ValueError\n"
+            "    def __new__(cls): return numpy.zeros(3).view(cls)",
+            marks=pytest.mark.third_party,
+        ),
     ],
 )
 def test_a_variable_that_cannot_be_looked_at_hides_no_other(

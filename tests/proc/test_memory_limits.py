@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
 import signal
 import sys
 from collections import deque
@@ -214,7 +215,7 @@ async def test_the_memory_of_a_whole_tree_counts_and_the_whole_tree_ends(
     wardens: Wardens, client: WardenClient
 ) -> None:
     token = new_token()
-    part = f"{sys.executable} -I -S -c '{HOLD}' 250 {token}"
+    part = f"{shlex.quote(sys.executable)} -I -S -c '{HOLD}' 250 {token}"
     program = await wardens.run(
         client, f"(setsid {part} &); {part} & {part} & {part} & wait", memory_bytes=400 * MIB
     )

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import resource
+import shlex
 import signal
 import socket
 import sys
@@ -63,7 +64,7 @@ async def kill(program: Program, grace_seconds: float = 0.0) -> Killed:
 async def test_a_program_runs_and_its_end_is_told_with_what_it_used(
     wardens: Wardens, client: WardenClient
 ) -> None:
-    held = f"{sys.executable} -I -S -c 'held = bytearray(range(256)) * (100 << 12)'"
+    held = f"{PYTHON} -I -S -c 'held = bytearray(range(256)) * (100 << 12)'"
     program = await wardens.run(client, f"{held}; echo done; exit 7")
     ended = await asyncio.wait_for(program.child.exited, 20)
     assert isinstance(ended, Exited)
@@ -79,6 +80,7 @@ async def test_a_program_ended_by_a_signal_is_told_as_that(
     assert await exit_of(await wardens.run(client, "kill -SEGV $$")) == Exit(None, signal.SIGSEGV)
 
 
+PYTHON = shlex.quote(sys.executable)
 TRACED = "import ctypes, os, signal\nctypes.CDLL(None).ptrace(0, 0, 0, 0)  # PTRACE_TRACEME\n"
 
 
@@ -106,7 +108,7 @@ async def test_a_program_that_has_itself_traced_by_its_parent_goes_on_to_its_rea
     wardens: Wardens, client: WardenClient, program: str, ended: Exit
 ) -> None:
     quoted = (TRACED + program).replace("'", "'\\''")
-    assert await exit_of(await wardens.run(client, f"exec {sys.executable} -c '{quoted}'")) == ended
+    assert await exit_of(await wardens.run(client, f"exec {PYTHON} -c '{quoted}'")) == ended
 
 
 async def test_the_pid_is_as_the_program_sees_it(wardens: Wardens, client: WardenClient) -> None:

@@ -3,6 +3,7 @@ refused interpreter gets a new start."""
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from execd.engine.engine import Engine
+
+PYTHON = shlex.quote(sys.executable)
 
 
 def write_program(path: Path, text: str) -> str:
@@ -56,7 +59,7 @@ async def test_interpreter_that_was_stopped_while_it_starts_is_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(zygote_process, "SLOW_SECONDS", 0.05)
-    text = f'#!/bin/sh\nkill -STOP $$\nexec {sys.executable} "$@"\n'
+    text = f'#!/bin/sh\nkill -STOP $$\nexec {PYTHON} "$@"\n'
     python = write_program(tmp_path / "python", text)
     async with sessions_in(tmp_path, python=python) as engine:
         assert await value(engine, await engine.sessions.create(), "6 * 7") == "42"
@@ -68,7 +71,7 @@ async def test_interpreter_that_is_slow_to_begin_serves_after_all(
 ) -> None:
     monkeypatch.setattr(zygote_process, "BEGIN_SECONDS", 0.2)
     go = tmp_path / "go"
-    text = f'#!/bin/sh\nuntil test -e {go}; do sleep 0.02; done\nexec {sys.executable} "$@"\n'
+    text = f'#!/bin/sh\nuntil test -e {go}; do sleep 0.02; done\nexec {PYTHON} "$@"\n'
     python = write_program(tmp_path / "python", text)
     async with sessions_in(tmp_path, python=python) as engine:
         assert await refuse_session(engine, "has not begun to run Python") == "hangs"
@@ -83,7 +86,7 @@ async def test_interpreter_may_print_as_much_as_is_allowed_while_it_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(zygote_process, "MAX_START_OUTPUT_BYTES", 1000)
-    text = f'#!/bin/sh\nprintf "%{{}}s" >&2\nexec {sys.executable} "$@"\n'
+    text = f'#!/bin/sh\nprintf "%{{}}s" >&2\nexec {PYTHON} "$@"\n'
     python = write_program(tmp_path / "python", text.replace("{}", "1000"))
     async with sessions_in(tmp_path / "allowed", python=python) as engine:
         assert await value(engine, await engine.sessions.create(), "6 * 7") == "42"
@@ -97,10 +100,11 @@ async def test_interpreter_that_never_loads_ipython_is_refused(
 ) -> None:
     monkeypatch.setattr(zygote_process, "START_SECONDS", 2.0)
     (tmp_path / "IPython.py").write_text("import time\ntime.sleep(1000)\n")
-    text = (
-        f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(tmp_path)!r})\n"
+    (tmp_path / "beginning.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n"
         "program = sys.argv[2]\nsys.argv = ['-c', *sys.argv[3:]]\nexec(program)\n"
     )
+    text = f'#!/bin/sh\nexec {PYTHON} {tmp_path}/beginning.py "$@"\n'
     python = write_program(tmp_path / "python", text)
     async with sessions_in(tmp_path, python=python) as engine:
         assert await refuse_session(engine, "did not load IPython within 2 s") == "hangs"
@@ -110,7 +114,7 @@ async def test_interpreter_that_served_is_refused_only_after_several_starts_that
     tmp_path: Path,
 ) -> None:
     starts = tmp_path / "starts"
-    python = write_program(tmp_path / "python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python = write_program(tmp_path / "python", f'#!/bin/sh\nexec {PYTHON} "$@"\n')
     async with sessions_in(tmp_path, python=python, session_pool=0) as engine:
         await engine.sessions.create()
         write_program(tmp_path / "python", f"#!/bin/sh\necho >>{starts}\nkill -SEGV $$\n")
@@ -126,7 +130,7 @@ async def test_refused_interpreter_gets_a_new_start_after_a_while_and_the_caller
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repaired, starts = tmp_path / "repaired", tmp_path / "starts"
-    text = f'#!/bin/sh\necho >>{starts}\ntest -e {repaired} || exit 1\nexec {sys.executable} "$@"\n'
+    text = f'#!/bin/sh\necho >>{starts}\ntest -e {repaired} || exit 1\nexec {PYTHON} "$@"\n'
     python = write_program(tmp_path / "python", text)
     async with sessions_in(tmp_path, python=python) as engine:
         await refuse_session(engine, "exit code 1")
