@@ -96,10 +96,10 @@ def test_logs_says_why_a_program_ended(execctl: Run, sandbox: Execd) -> None:
 
 
 SHELL_CASES = [
-    ("$EXECCTL run -- cat <&-", "", 0),
-    ("$EXECCTL run -- echo hi >&-", "", 0),
-    ("$EXECCTL run -- sh -c 'echo hi >&2; exit 3' 2>&-", "", 3),
-    ("$EXECCTL run -- echo hi </dev/null >/dev/full", "execctl: No space left on device\n", 125),
+    ('"$EXECCTL" run -- cat <&-', "", 0),
+    ('"$EXECCTL" run -- echo hi >&-', "", 0),
+    ("\"$EXECCTL\" run -- sh -c 'echo hi >&2; exit 3' 2>&-", "", 3),
+    ('"$EXECCTL" run -- echo hi </dev/null >/dev/full', "execctl: No space left on device\n", 125),
 ]
 
 
@@ -134,7 +134,7 @@ def test_a_reader_that_has_gone_is_141_without_a_message(
     handle = sandbox.start("cat many-lines")
     handle.wait()
     code = "\"print('line\\n' * 200_000)\""
-    line = "$EXECCTL " + writer.format(file="many-lines", id=handle.id, code=code)
+    line = '"$EXECCTL" ' + writer.format(file="many-lines", id=handle.id, code=code)
     done = shell(url, "{ " + line + "; echo $? >&2; } | head -1")
     assert (done.stdout, done.stderr) == ("line\n", "141\n")
 

@@ -133,7 +133,7 @@ def test_sigterm_goes_to_the_program(url: str, sandbox: Execd) -> None:
 
 def test_a_reader_that_closes_the_pipe_ends_the_program(url: str, sandbox: Execd) -> None:
     name = str(uuid.uuid4())
-    command = f"{EXECCTL} --url {url} run --id {name} -- yes </dev/null | head -1"
+    command = f"'{EXECCTL}' --url {url} run --id {name} -- yes </dev/null | head -1"
     shown = subprocess.run(["sh", "-c", command], capture_output=True, timeout=TIMEOUT_SECONDS)
     assert (shown.stdout, shown.stderr) == (b"y\n", b"")
     assert sandbox.handle(name).wait().exit_reason == "canceled"
