@@ -95,11 +95,12 @@ def test_logs_says_why_a_program_ended(execctl: Run, sandbox: Execd) -> None:
         assert "time limit" in done.stderr
 
 
+NO_SPACE = "execctl: No space left on device\n"
 SHELL_CASES = [
     ('"$EXECCTL" run -- cat <&-', "", 0),
     ('"$EXECCTL" run -- echo hi >&-', "", 0),
     ("\"$EXECCTL\" run -- sh -c 'echo hi >&2; exit 3' 2>&-", "", 3),
-    ('"$EXECCTL" run -- echo hi </dev/null >/dev/full', "execctl: No space left on device\n", 125),
+    ('"$EXECCTL" run -- echo hi </dev/null >/dev/full', NO_SPACE, 125),
 ]
 
 
