@@ -9,12 +9,14 @@ A Python counts if the daemon's user can run it: where the suite starts the daem
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +24,20 @@ from .target import COMMAND, LAUNCHER
 
 SUPPORTED = ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14")
 TOO_OLD = "3.8"
-PYTHON = COMMAND[0] if LAUNCHER and COMMAND else sys.executable
+
+
+def without_blank(python: str) -> str:
+    """The interpreter by a path that the first line of a script and an unquoted word of a shell can
+    hold. The link is to the folder of the environment, so that Python finds the environment."""
+    if " " not in python:
+        return python
+    folder = tempfile.mkdtemp(prefix="execd-python-")
+    atexit.register(shutil.rmtree, folder)
+    Path(folder, "environment").symlink_to(Path(python).parents[1])
+    return f"{folder}/environment/bin/{Path(python).name}"
+
+
+PYTHON = without_blank(COMMAND[0] if LAUNCHER and COMMAND else sys.executable)
 """The interpreter of the daemon: Python 3.11 or newer."""
 
 
