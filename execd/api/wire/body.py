@@ -130,12 +130,15 @@ async def drop_body(request: web.Request) -> None:
     A proxy that does not know the length of a body announces chunks, on GET too: httpx does so for
     every body that it gets as an iterator, and the Python router of agent-sandbox passes bodies on
     so. A body of bytes would stay in the connection's buffer for the whole request, which may be a
-    stream; therefore the end is awaited here, and FREE_BYTES at most may come before the end.
+    stream; therefore the end is awaited here, and FREE_BYTES at most may come before the end. A
+    peer that waits for "100 Continue" has bytes to send, and is refused at once.
     """
     if request.method not in BODILESS_METHODS:
         return
     n_bytes = request.content_length or 0
     if "Transfer-Encoding" in request.headers:
+        if awaits_continue(request):
+            raise PayloadTooLarge(f"a {request.method} request has no body")
         while n_bytes <= FREE_BYTES and (chunk := await _next_chunk(request)):
             n_bytes += len(chunk)
     if n_bytes > FREE_BYTES:

@@ -167,6 +167,14 @@ def chunked_head(method: str, path: str) -> bytes:
     return line.encode() + b"Host: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
+async def test_body_that_means_nothing_is_refused_instead_of_asked_for(wire: Wire) -> None:
+    connection = await wire.connect()
+    head = chunked_head("GET", "/v1/executions/none")
+    await connection.send(head.replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n"))
+    assert (await connection.receive()).http_status == 413
+    await connection.close()
+
+
 async def test_body_that_means_nothing_and_never_ends_is_408(
     serve: Callable[..., Awaitable[Wire]],
 ) -> None:
