@@ -45,7 +45,7 @@ from execd.api.wire.keys import (
     TABLE,
     RequestFacts,
 )
-from execd.api.wire.replies import SERVER, SentReply
+from execd.api.wire.replies import INSTANCE_HEADER, SERVER, SentReply
 from execd.api.wire.request_id import request_id
 from execd.api.wire.route import Access
 from execd.api.wire.targets import raw_path_of
@@ -283,6 +283,7 @@ async def _on_prepare(request: web.Request, response: web.StreamResponse) -> Non
     facts, headers = request[FACTS], response.headers
     facts.started = response
     headers["X-Request-ID"] = facts.id
+    headers[INSTANCE_HEADER] = facts.restores.instance_id
     headers["Server"] = SERVER
 
 

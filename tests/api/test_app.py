@@ -81,6 +81,7 @@ async def test_a_malformed_request_is_refused_with_the_rule_that_it_breaks(
     (line,) = (vars(record) for record in caplog.records if record.name.startswith("execd.api"))
     assert line["request_id"] == answer.headers["X-Request-ID"]
     assert line["http_status"] == http_status
+    assert answer.headers["X-Execd-Instance"] == wire.engine.restores.instance_id
     assert answer.headers["Server"].startswith("execd/")
     connection.writer.write_eof()  # a body may be under way
     assert await connection.is_closed_by_peer()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
 
 import httpx
+import pytest
 from grpclib.client import Channel, UnaryStreamMethod, UnaryUnaryMethod
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
@@ -77,6 +78,9 @@ class Speaker(Protocol):
     def download(self, path: str) -> bytes | int:
         """The content, or the HTTP status of a refusal."""
 
+    def instance_of_a_refusal(self) -> str:
+        """The X-Execd-Instance of a refused request."""
+
     def refusal_without(self, token: str | None) -> Any:
         """The answer to a command with this token in the place of the right token."""
 
@@ -98,6 +102,11 @@ class HttpSpeaker:
 
     def close(self) -> None:
         self.http.close()
+
+    def instance_of_a_refusal(self) -> str:
+        reply = self.http.get("/no/such/route")
+        assert reply.status_code == 404
+        return reply.headers["X-Execd-Instance"]
 
     def _refused(self, method: str, path: str, token: str | None, **body: Any) -> Any:
         headers = {} if token is None else self.token_headers(token)
@@ -457,6 +466,17 @@ class SandboxdGrpc:
 
     def download(self, path: str) -> bytes | int:
         return self._files.download(path)
+
+    def instance_of_a_refusal(self) -> str:
+        return self.loop.run_until_complete(self._instance())
+
+    async def _instance(self) -> str:
+        async with self.channel() as channel:
+            with pytest.raises(GRPCError):
+                async with self.call(channel) as stream:
+                    await stream.send_message(process_pb2.StartRequest(), end=True)
+                    await stream.recv_initial_metadata()
+            return str((stream.initial_metadata or stream.trailing_metadata)["x-execd-instance"])
 
     def refusal_without(self, token: str | None) -> Any:
         return self.loop.run_until_complete(self._refusal(token))

@@ -179,6 +179,11 @@ def test_path_above_the_base_dir_is_refused_or_the_caller_s_by_the_contract(
         assert found == 403
 
 
+def test_each_reply_names_the_life_of_the_daemon(speaker: Speaker, observer: V1) -> None:
+    capabilities = observer.http.get("/v1/capabilities").json()
+    assert speaker.instance_of_a_refusal() == capabilities["instance"]["id"]
+
+
 def test_proc_is_no_file_of_any_dialect(speaker: Speaker) -> None:
     assert speaker.download("/proc/self/environ") in (400, 403, 404)
 

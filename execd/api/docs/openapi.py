@@ -22,10 +22,10 @@ from execd.api.docs.words import (
     DESCRIPTION,
     EVENT_STREAMS,
     HEADERS,
+    HEADERS_OF_EACH_REPLY,
     PATH_PARAMETERS,
     REPLY_HEADERS,
     REQUEST_ID,
-    REQUEST_ID_HEADER,
     REQUEST_ID_PARAMETER,
     SECURITY_SCHEMES,
     SOCKET_SECURITY_SCHEMES,
@@ -144,11 +144,12 @@ class _Document:
                 "schemas": dict(sorted(self._components.items())),
                 "responses": dict(sorted(self._replies.items())),
                 "headers": {
-                    REQUEST_ID: {
-                        "description": REQUEST_ID_HEADER,
+                    name: {
+                        "description": description,
                         "required": True,
                         "schema": {"type": "string"},
                     }
+                    for name, description in HEADERS_OF_EACH_REPLY.items()
                 },
                 "securitySchemes": {**SECURITY_SCHEMES, **SOCKET_SECURITY_SCHEMES},
             },
@@ -333,7 +334,7 @@ def _in_headers(route: Route) -> list[Schema]:
 
 def _reply_headers(status: int, *names: str) -> Schema:
     return {
-        REQUEST_ID: {"$ref": f"#/components/headers/{REQUEST_ID}"},
+        **{name: {"$ref": f"#/components/headers/{name}"} for name in HEADERS_OF_EACH_REPLY},
         **{
             name: {"description": description, "schema": {"type": "string"}}
             for name, (statuses, description) in REPLY_HEADERS.items()

@@ -6,6 +6,7 @@ from typing import Any
 
 from execd import errors
 from execd.api.wire.auth import TOKEN_SUBPROTOCOL
+from execd.api.wire.replies import INSTANCE_HEADER
 from execd.api.wire.route import BYTES, FORM
 
 DESCRIPTION = """\
@@ -17,6 +18,8 @@ The daemon inside a sandbox pod: runs commands, keeps Python sessions alive, mov
   `OPTIONS` is such a method: the 405 has the methods of the path.
 * Each reply has `X-Request-ID`: the id of the request's own `X-Request-ID`, or a new id. The log
   has the id too.
+* Each reply has `X-Execd-Instance`: `instance.id` of `/v1/capabilities`. Another value than before
+  means another daemon, perhaps in a new pod without your files.
 * The message of an error names the field, the rule and the remedy. Programs branch on `code`.
 * Sizes are in bytes and times in seconds; the name of a field ends in the unit, but for
   `size` and `offset` (bytes) and `mod_time` (seconds).
@@ -121,7 +124,10 @@ REQUEST_ID_PARAMETER = (
     "A name for the request: up to 128 printable characters. The reply and the log have the name."
 )
 """The meaning of the header on a route that gives the header no other meaning."""
-REQUEST_ID_HEADER = "The name that the request gave itself, or a name that execd made."
+HEADERS_OF_EACH_REPLY = {
+    REQUEST_ID: "The name that the request gave itself, or a name that execd made.",
+    INSTANCE_HEADER: "The life of the daemon: `instance.id` of `/v1/capabilities`.",
+}
 
 REPLY_HEADERS: dict[str, tuple[tuple[int, ...], str]] = {
     "Accept-Ranges": ((200, 206), "`bytes`."),

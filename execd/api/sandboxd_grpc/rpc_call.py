@@ -19,6 +19,7 @@ from grpclib.const import Cardinality, Status
 from grpclib.metadata import encode_grpc_message
 from grpclib.stream import StreamIterator
 
+from execd.api.wire.replies import INSTANCE_HEADER
 from execd.errors import InvalidArgument, NotSupported, PayloadTooLarge, RequestTimeout
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class RpcCall(StreamIterator[Any]):
         self.path = path
         self.metadata = metadata
         self.request_id = ""
+        self.instance_id = ""
         self.deadline: float | None = None
         """On the loop's clock; None: the caller waits for ever."""
         self.has_execution = False
@@ -154,6 +156,7 @@ class RpcCall(StreamIterator[Any]):
             (":status", "200"),
             ("content-type", CONTENT_TYPE),
             ("x-request-id", self.request_id),
+            (INSTANCE_HEADER.lower(), self.instance_id),
         ]
 
     async def _within_stall(self, sending: Any) -> None:

@@ -30,6 +30,7 @@ from multidict import CIMultiDict
 from execd.api.sandboxd_grpc.grpc_status import GRPC_STATUS
 from execd.api.sandboxd_grpc.rpc_call import CONTENT_TYPE, RpcCall
 from execd.api.wire.auth import presented_tokens
+from execd.api.wire.replies import INSTANCE_HEADER
 from execd.api.wire.request_id import request_id
 from execd.errors import (
     ExecdError,
@@ -174,7 +175,9 @@ class RpcServer:
                 await self._call(connection, stream, fields)
                 return
             async with asyncio.timeout(self.engine.config.stream_stall_seconds):
-                await stream.send_headers([(":status", str(http_status))], end_stream=True)
+                instance_id = self.engine.restores.instance_id
+                refusal = [(":status", str(http_status)), (INSTANCE_HEADER.lower(), instance_id)]
+                await stream.send_headers(refusal, end_stream=True)
         except TimeoutError:
             connection.cut()
         except (StreamClosedError, ConnectionError):
@@ -200,6 +203,7 @@ class RpcServer:
             cut=connection.cut,
         )
         call.request_id = request_id(fields.get("X-Request-ID"))
+        call.instance_id = self.engine.restores.instance_id
         try:
             status, message = await self._outcome(call, handler)
             await call.send_trailing_metadata(status=status, status_message=message)

@@ -24,7 +24,7 @@ from execd.api.wire import errors, malformed
 from execd.api.wire.connections import ConnectionPhase, Connections
 from execd.api.wire.keys import FACTS, RequestFacts
 from execd.api.wire.plain_paths import PlainPaths
-from execd.api.wire.replies import SERVER
+from execd.api.wire.replies import INSTANCE_HEADER, SERVER
 from execd.api.wire.request_id import request_id
 from execd.api.wire.streams import StallDetector
 from execd.api.wire.targets import single_slashes
@@ -186,9 +186,9 @@ class HttpConnection(web.RequestHandler):
         """Answer bytes that are not HTTP. The path is unknown, so the reply has the shape of /v1;
         clients of all dialects read the field "message"."""
         if status < 500:
-            refusal = _refuse_malformed(malformed.explain(exc), None, self._owner.counters)
+            refusal = _refuse_malformed(malformed.explain(exc), None, self._owner)
         else:
-            refusal = _final_refusal(Internal("internal error"), None, self._owner.counters)
+            refusal = _final_refusal(Internal("internal error"), None, self._owner)
             facts = {"request_id": refusal.headers["X-Request-ID"], "http_status": refusal.status}
             logger.error("fault of the server", exc_info=exc, extra=facts)
         if request.writer.output_size > 0:
@@ -216,7 +216,7 @@ class HttpServer(web.Server):
         self._request_factory = request_factory
         self.table: Connections[HttpConnection] = Connections(limits, options["keepalive_timeout"])
         self.counters = counters
-        self._restores = restores
+        self.restores = restores
         self._end_subscription = restores.subscribe(self._drop_all)
         self.stall_seconds = stall_seconds
         self.runs = runs
@@ -243,7 +243,7 @@ class HttpServer(web.Server):
         is_spoken, has_slashes = message.version in SPOKEN, "//" in message.path
         if is_spoken and not has_slashes and "Expect" not in message.headers:
             request = self._request_factory(message, *rest)
-            request[FACTS] = RequestFacts()
+            request[FACTS] = RequestFacts(self.restores)
             return request
         headers = CIMultiDict(message.headers)
         expectations = ",".join(headers.popall("Expect", [])).lower().split(",")
@@ -255,7 +255,7 @@ class HttpServer(web.Server):
             target = single_slashes(message.path)
             known = known._replace(path=target, url=URL(target, encoded=True))
         request = self._request_factory(known, *rest)
-        facts = request[FACTS] = RequestFacts()
+        facts = request[FACTS] = RequestFacts(self.restores)
         facts.expectations = frozenset(one.strip() for one in expectations) - {""}
         if not is_spoken:
             facts.foreign_version = message.version
@@ -264,12 +264,12 @@ class HttpServer(web.Server):
     async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
         connection = request.protocol
         assert isinstance(connection, HttpConnection)
-        self._restores.look_at_clocks(connection)
+        self.restores.look_at_clocks(connection)
         self.table.begin_request(connection)
         connection.begin(request)
         try:
             if (version := request[FACTS].foreign_version) is not None:
-                return _refuse_version(version, request, self.counters)
+                return _refuse_version(version, request, self)
             return await self._handler(request)
         finally:
             self._end_request(connection)
@@ -285,7 +285,7 @@ class HttpServer(web.Server):
         self._set_timer(now + self._options["keepalive_timeout"] + self._limits.request_seconds)
 
     def register(self, connection: HttpConnection, descriptor: int) -> None:
-        self._restores.witness.note_connection()
+        self.restores.witness.note_connection()
         now = self._clock.time()
         scarce = self._limits.are_scarce(descriptor)
         displaced = self.table.open(connection, now, are_descriptors_scarce=scarce)
@@ -360,33 +360,34 @@ class HttpServer(web.Server):
 
 
 def _refuse_version(
-    version: HttpVersion, request: web.BaseRequest, counters: Counters
+    version: HttpVersion, request: web.BaseRequest, server: HttpServer
 ) -> web.StreamResponse:
     error = InvalidArgument(
         f"HTTP/{version.major}.{version.minor}, or no version at all: "
         "the versions of this server are HTTP/1.0 and HTTP/1.1"
     )
-    return _refuse_malformed(error, request.headers.get("X-Request-ID"), counters)
+    return _refuse_malformed(error, request.headers.get("X-Request-ID"), server)
 
 
 def _refuse_malformed(
-    error: ExecdError, given_id: str | None, counters: Counters
+    error: ExecdError, given_id: str | None, server: HttpServer
 ) -> web.StreamResponse:
     """Render and log the refusal of bytes that are not HTTP. aiohttp's own line has no id, and
     quotes the request."""
-    refusal = _final_refusal(error, given_id, counters)
+    refusal = _final_refusal(error, given_id, server)
     facts = {"request_id": refusal.headers["X-Request-ID"], "http_status": refusal.status}
     logger.info("malformed request", extra={**facts, "rule": str(error)})
     return refusal
 
 
 def _final_refusal(
-    error: ExecdError, given_id: str | None, counters: Counters
+    error: ExecdError, given_id: str | None, server: HttpServer
 ) -> web.StreamResponse:
     """Render and count an error that no middleware sees, after which the connection ends."""
-    counters.error_replies[error.code] += 1
+    server.counters.error_replies[error.code] += 1
     response = errors.render_v1(error)
     response.headers["X-Request-ID"] = request_id(given_id)
+    response.headers[INSTANCE_HEADER] = server.restores.instance_id
     response.headers["Server"] = SERVER
     response.force_close()
     return response

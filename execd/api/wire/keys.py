@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from execd.engine.engine import Engine
     from execd.engine.executions.execution import Execution
     from execd.engine.in_flight import Lease
+    from execd.engine.restores import Restores
 
 ENGINE: web.AppKey[Engine] = web.AppKey("engine")
 GATE: web.AppKey[TokenGate] = web.AppKey("gate")
@@ -27,9 +28,19 @@ BODY_SECONDS: web.AppKey[float] = web.AppKey("body_seconds", float)
 class RequestFacts:
     """What execd knows of a request beside aiohttp. ``HttpServer`` makes one for each request."""
 
-    __slots__ = ("execution", "expectations", "foreign_version", "id", "lease", "started")
+    __slots__ = (
+        "execution",
+        "expectations",
+        "foreign_version",
+        "id",
+        "lease",
+        "restores",
+        "started",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, restores: Restores) -> None:
+        self.restores = restores
+        """Asked for the instance when the reply begins: the request itself may report a restore."""
         self.id = ""
         """Set by the middleware, so after the router."""
         self.started: web.StreamResponse | None = None

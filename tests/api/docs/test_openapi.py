@@ -127,12 +127,13 @@ def test_the_keys_of_counts_are_closed_sets() -> None:
 
 
 @pytest.mark.parametrize("route", TABLE, ids=lambda route: route.name)
-def test_each_request_may_have_and_each_reply_has_a_request_id(route: Route) -> None:
+def test_each_reply_has_a_request_id_and_the_instance(route: Route) -> None:
     found = operation(route)
     assert "X-Request-ID" in {parameter["name"] for parameter in found["parameters"]}
     for reply in found["responses"].values():
-        header = (resolve(reply) if "$ref" in reply else reply)["headers"]["X-Request-ID"]
-        assert resolve(header)["required"] is True
+        headers = (resolve(reply) if "$ref" in reply else reply)["headers"]
+        for name in ("X-Request-ID", "X-Execd-Instance"):
+            assert resolve(headers[name])["required"] is True
 
 
 def test_the_token_of_a_websocket_may_be_a_subprotocol() -> None:
@@ -176,7 +177,7 @@ def test_a_refusal_of_bytes_that_are_not_http_has_the_form_of_v1_on_every_route(
 def test_an_error_names_its_code_and_has_its_headers() -> None:
     reply = resolve(operation(row("list_executions"))["responses"]["503"])
     assert "`UNAVAILABLE`" in reply["description"]
-    assert set(reply["headers"]) == {"Retry-After", "X-Request-ID"}
+    assert set(reply["headers"]) == {"Retry-After", "X-Execd-Instance", "X-Request-ID"}
 
 
 def test_a_made_session_has_its_location() -> None:

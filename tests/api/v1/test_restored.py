@@ -44,7 +44,9 @@ async def test_without_a_token_only_a_restore_with_a_sign_counts(own: Wire) -> N
 async def test_a_restore_that_the_daemon_has_noticed_is_confirmed(own: Wire) -> None:
     before = own.engine.restores.instance_id
     restore(own)
-    answer = (await own.request("POST", "/v1/restored")).json()
+    reply = await own.request("POST", "/v1/restored")
+    answer = reply.json()
+    assert answer["instance_id"] == reply.headers["X-Execd-Instance"]
     assert answer["cause"] == "clock"
     assert answer["restores"] == 1
     assert answer["instance_id"] != before

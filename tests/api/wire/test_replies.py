@@ -48,6 +48,7 @@ async def test_a_usual_reply_has_the_fields_that_aiohttp_writes_in_the_same_orde
         ("Content-Length", str(len(usual.body))),
         ("Server", SERVER),
         ("X-Request-ID", "same"),
+        ("X-Execd-Instance", wire.engine.restores.instance_id),
     ]
     assert ("Connection", "close") in fields(last)
     assert [field for field in fields(last) if field[0] != "Connection"] == fields(usual)
@@ -133,11 +134,11 @@ def test_a_long_reply_is_aiohttps() -> None:
     assert not isinstance(json_reply("x" * MAX_JOINED_BYTES), UsualReply)
 
 
-async def test_a_reply_whose_write_fails_fails_again() -> None:
+async def test_a_reply_whose_write_fails_fails_again(wire: Wire) -> None:
     """aiohttp sends each reply a second time, and takes the failure for the end of the peer."""
     writer = FailingWriter()
     request = make_mocked_request("GET", "/", writer=writer)
-    request[FACTS] = RequestFacts()
+    request[FACTS] = RequestFacts(wire.engine.restores)
     reply = json_reply({})
     for _ in range(2):
         with pytest.raises(ConnectionResetError):
@@ -145,10 +146,10 @@ async def test_a_reply_whose_write_fails_fails_again() -> None:
     assert (writer.n_writes, request[FACTS].started, reply.keep_alive) == (2, reply, None)
 
 
-async def test_a_reply_is_written_once_and_can_still_be_the_last() -> None:
+async def test_a_reply_is_written_once_and_can_still_be_the_last(wire: Wire) -> None:
     writer = FailingWriter(is_open=True)
     request = make_mocked_request("GET", "/", writer=writer)
-    request[FACTS] = RequestFacts()
+    request[FACTS] = RequestFacts(wire.engine.restores)
     reply = json_reply({})
     for _ in range(2):
         await reply.prepare(request)
@@ -198,7 +199,7 @@ async def run(wire: Wire, **headers: str) -> Answer:
 async def test_a_reply_that_was_sent_at_once_has_the_fields_of_any_other(wire: Wire) -> None:
     sent, last = await run(wire), await run(wire, Connection="close")
     assert [name for name, _ in fields(sent)] == [
-        *["Content-Type", "Content-Length", "Server", "X-Request-ID"]
+        *["Content-Type", "Content-Length", "Server", "X-Request-ID", "X-Execd-Instance"]
     ]
     assert ("Connection", "close") in fields(last)
     assert (sent.http_status, sent.json().keys()) == (last.http_status, last.json().keys())
@@ -216,10 +217,10 @@ async def test_replies_that_were_sent_at_once_follow_each_other_on_one_connectio
         assert (await connection.receive()).json()["exit_code"] == 0
 
 
-async def test_a_reply_that_was_sent_at_once_is_not_sent_again() -> None:
+async def test_a_reply_that_was_sent_at_once_is_not_sent_again(wire: Wire) -> None:
     writer = FailingWriter(is_open=True)
     request = make_mocked_request("POST", "/", writer=writer)
-    request[FACTS] = RequestFacts()
+    request[FACTS] = RequestFacts(wire.engine.restores)
     reply = await send_json(request, {})
     assert isinstance(reply, SentReply)
     assert request[FACTS].started is reply
@@ -230,9 +231,9 @@ async def test_a_reply_that_was_sent_at_once_is_not_sent_again() -> None:
     assert not reply.keep_alive
 
 
-async def test_a_reply_whose_write_at_once_fails_fails_again() -> None:
+async def test_a_reply_whose_write_at_once_fails_fails_again(wire: Wire) -> None:
     request = make_mocked_request("POST", "/", writer=FailingWriter())
-    request[FACTS] = RequestFacts()
+    request[FACTS] = RequestFacts(wire.engine.restores)
     with pytest.raises(ConnectionResetError):
         await send_json(request, {})
     started = request[FACTS].started
@@ -250,12 +251,12 @@ async def test_a_reply_whose_write_at_once_fails_fails_again() -> None:
     ],
 )
 async def test_aiohttp_sends_at_once_what_is_long_or_has_another_head(
-    body: str, options: dict[str, Any]
+    wire: Wire, body: str, options: dict[str, Any]
 ) -> None:
     request = make_mocked_request(
         "POST", "/", writer=FailingWriter(is_open=True), app=web.Application(), **options
     )
-    request[FACTS] = RequestFacts()
+    request[FACTS] = RequestFacts(wire.engine.restores)
     reply = await send_json(request, body)
     assert not isinstance(reply, SentReply)
     assert reply.prepared
