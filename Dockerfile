@@ -17,7 +17,7 @@
 ARG BASE_IMAGE=python:3.13-slim
 
 FROM ${BASE_IMAGE} AS builder
-ARG PIP_CONFIG_FILE
+ARG PIP_CONFIG_FILE=
 ENV PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN apt-get update \
  && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends gcc libc6-dev
@@ -43,7 +43,7 @@ RUN python3 -m pip --python /build/venv wheel \
 
 FROM ${BASE_IMAGE}
 ARG USER_PACKAGES=full
-ARG PIP_CONFIG_FILE
+ARG PIP_CONFIG_FILE=
 ENV PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1
 # podman 4 takes the next step from the cache even if the files of the mount have changed, but not if
 # this value has.
@@ -77,7 +77,8 @@ RUN --mount=type=bind,source=image,target=/opt/requirements \
  && { getent group 1000 >/dev/null || echo 'sandbox:x:1000:' >>/etc/group; } \
  && install -d -o 1000 -g 1000 /app \
  && install -d -o 1000 -g 1000 -m 0700 /var/lib/execd
-ARG DEBIAN_PACKAGES
+# Empty by default: podman warns about an argument without a value.
+ARG DEBIAN_PACKAGES=
 RUN if [ -n "${DEBIAN_PACKAGES}" ]; then \
         apt-get update \
      && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends ${DEBIAN_PACKAGES} \

@@ -1,6 +1,11 @@
-# The tasks of development, one word per task. A fresh machine needs git, make, gcc and python3 with
-# venv; the tasks install the rest into .venv: `make run` the packages of the daemon, `make test` and
-# `make quick` those of the tests too, every other task all packages of development.
+# The tasks of development, one word per task. A fresh machine needs Linux with git, make, gcc, the
+# headers of libc, and python3 (3.11 or newer) with venv. In Debian:
+#
+#     apt-get install git make gcc libc6-dev python3-venv
+#
+# The tasks install their packages into .venv: `make run` those of the daemon, `make test` and
+# `make quick` those of the tests too, `make image`, `make audit` and `make clean` none, every other
+# task all packages of development.
 #
 #   make run           the daemon on 127.0.0.1:8888, with ./workspace as the base dir
 #                      (Ctrl-C drains and stops the daemon)
@@ -14,7 +19,8 @@
 #   make lint          ruff, mypy --strict, and the manifests
 #   make mutants       planted bugs, each of which a test must find
 #   make test-gvisor   the conformance suite against a daemon inside gVisor (Debian, root)
-#   make image         the container image and its software bill of materials, with podman
+#   make image         the container image and its software bill of materials; needs podman and a
+#                      registry (image/build; without a registry: image/make-base)
 #   make audit         known vulnerabilities of the packages in the image; asks pypi.org, so no
 #                      part of CI
 #   make reference     write the generated sections of docs/, and llms.txt, anew

@@ -142,6 +142,23 @@ def test_probes_ask_the_root_of_the_daemons_port(probe: str) -> None:
     assert get["port"] in (port["name"], port["containerPort"])
 
 
+def test_the_first_probe_comes_a_second_after_the_start_at_the_earliest() -> None:
+    """The kubelet counts whole seconds from a start time without fractions."""
+    assert container()["startupProbe"]["initialDelaySeconds"] >= 2
+
+
+def test_the_manifest_says_what_its_pods_ask_for_together() -> None:
+    said = re.search(
+        r"the (\d+) pods of the pool ask for ([\d.]+) CPUs and (\d+) GiB", TEMPLATE.read_text()
+    )
+    assert said
+    n_pods = one("SandboxWarmPool")["spec"]["replicas"]
+    requests = container()["resources"]["requests"]
+    assert int(said[1]) == n_pods
+    assert float(said[2]) == n_pods * int(requests["cpu"].removesuffix("m")) / 1000
+    assert int(said[3]) << 30 == n_pods * quantity_bytes(requests["memory"])
+
+
 def test_the_port_is_the_daemons_default_and_the_images() -> None:
     (port,) = container()["ports"]
     assert port["containerPort"] == config.Config().port
