@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
 
 import httpx
-import pytest
 from grpclib.client import Channel, UnaryStreamMethod, UnaryUnaryMethod
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
@@ -472,7 +471,7 @@ class SandboxdGrpc:
 
     async def _instance(self) -> str:
         async with self.channel() as channel:
-            with pytest.raises(GRPCError):
+            with contextlib.suppress(GRPCError):
                 async with self.call(channel) as stream:
                     await stream.send_message(process_pb2.StartRequest(), end=True)
                     await stream.recv_initial_metadata()
