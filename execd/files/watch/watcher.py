@@ -9,7 +9,9 @@ make the table, or the news, wrong:
   An entry reported twice sums up to a single change.
 * A moved directory keeps the watch. Inside the tree the Watch changes the paths of the directory
   and of the directories below; after a move out of the tree, the Watch removes the paths. The two
-  halves of a move come next to each other; a half alone is a move out or in.
+  halves of a move come next to each other; a half alone is a move out or in. An exchange of two
+  names (renameat2) comes as two moves, each to the old name of the other. The Watch forgets both
+  names, and looks at both as at new names.
 * A full queue: the kernel has dropped events (Q_OVERFLOW). The Watch walks the tree again, so the
   table is correct again, and reports that changes are missing. A flood too large for a batch is
   reported in the same way.
@@ -133,6 +135,7 @@ class Watch:
         events = self._inotify.read()
         arrivals = {event.cookie: event for event in events if event.mask & Mask.MOVED_TO}
         departures = {event.cookie: event for event in events if event.mask & Mask.MOVED_FROM}
+        exchanges = self._exchanges(events, arrivals)
         for event in events:
             if event.mask & Mask.Q_OVERFLOW:
                 news.missing = "queue"
@@ -145,6 +148,9 @@ class Watch:
                 news.is_over = news.is_over or os.fstat(self._resolved.directory).st_nlink == 0
             elif event.mask & Mask.IGNORED:
                 self._directories.pop(event.watch, None)
+            elif event.cookie in exchanges:
+                if event.mask & Mask.MOVED_TO:
+                    self._report_exchanged(event, exchanges[event.cookie], batch)
             elif event.mask & _ON_A_NAME and event.watch in self._directories:
                 self._apply(event, batch, arrivals, departures)
         if news.missing == "queue" and not news.is_over:
@@ -155,6 +161,67 @@ class Watch:
             news.missing = news.missing or "directories"
         news.changes = batch.take()
         return news
+
+    def _exchanges(
+        self, events: list[RawEvent], arrivals: dict[int, RawEvent]
+    ) -> dict[int, RawEvent]:
+        """Return, by the cookie of each move that is half of an exchange, the departure of the file
+        that had the move's new name.
+
+        An exchange is a move from a to b, and a later move from b to a, where b is still there or
+        leaves later. Without that b the same events are a file's way there and back.
+        """
+        found: dict[int, RawEvent] = {}
+        departures: dict[tuple[int, bytes], RawEvent] = {}
+        for index, event in enumerate(events):
+            there = arrivals.get(event.cookie)
+            if not event.mask & Mask.MOVED_FROM or there is None:
+                continue
+            departures[event.watch, event.name] = event
+            first = departures.get((there.watch, there.name))
+            if first is None or first.cookie in found:
+                continue
+            name = (event.watch, event.name)
+            back = arrivals[first.cookie]
+            if (back.watch, back.name) == name and (
+                self._exists(self._path_of(event))
+                or any(
+                    (later.watch, later.name) == name
+                    and later.mask & (Mask.DELETE | Mask.MOVED_FROM)
+                    for later in events[index + 1 :]
+                )
+            ):
+                found |= {first.cookie: event, event.cookie: first}
+        return found
+
+    def _exists(self, path: bytes | None) -> bool:
+        if path is None:
+            return False
+        above, _, name = path.rpartition(b"/")
+        try:
+            directory = self._open(above)
+        except OSError:
+            return False
+        try:
+            os.stat(name, dir_fd=directory, follow_symlinks=False)
+        except OSError:
+            return False
+        finally:
+            os.close(directory)
+        return True
+
+    def _report_exchanged(
+        self, event: RawEvent, departure: RawEvent, batch: Batch | ChangeList
+    ) -> None:
+        path = self._path_of(event)
+        if path is None:
+            return
+        if departure.mask & Mask.ISDIR:
+            batch.move_out(Change("deleted", path, is_directory=True))
+            self._forget_below(path)
+        else:
+            batch.add(Change("deleted", path, is_directory=False))
+        self._report_created(path, bool(event.mask & Mask.ISDIR), batch)
 
     def _watch_parent(self) -> int | None:
         """Watch the parent of the top for the top's removal.

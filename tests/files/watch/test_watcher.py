@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import ctypes
 import os
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -79,3 +81,84 @@ def test_watch_without_sums_tells_each_change(root: Root, base: Path) -> None:
     assert told[:3] == [("created", b"a"), ("modified", b"a"), ("deleted", b"a")]
     assert ("created", b"b") in told
     assert ("modified", b"b") not in told, "closing a file that was opened for writing is no write"
+
+
+def exchange(first: Path, second: Path) -> None:
+    """renameat2 with RENAME_EXCHANGE."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    at_fdcwd, rename_exchange = -100, 2
+    paths = os.fsencode(first), at_fdcwd, os.fsencode(second), rename_exchange
+    assert libc.renameat2(at_fdcwd, *paths) == 0, os.strerror(ctypes.get_errno())
+
+
+def told(watched: Watch) -> set[tuple[str, bytes]]:
+    news = watched.read()
+    assert news.missing is None
+    return {(change.kind, change.path) for change in news.changes}
+
+
+exchanging = pytest.mark.linux_only("gVisor has no RENAME_EXCHANGE")
+
+
+@exchanging
+def test_exchanged_directories_are_told_as_new_and_watched_on(watched: Watch, base: Path) -> None:
+    for name in ("a/in", "d/b/in"):
+        (base / name).mkdir(parents=True)
+        (base / name / name[0]).touch()
+    changed_paths(watched)
+    n_directories = watched.n_directories
+    exchange(base / "a", base / "d/b")
+    assert told(watched) == {
+        ("created", b"a"),
+        ("created", b"a/in"),
+        ("created", b"a/in/d"),
+        ("created", b"d/b"),
+        ("created", b"d/b/in"),
+        ("created", b"d/b/in/a"),
+    }
+    for name in ("a/new", "a/in/new", "d/b/new", "d/b/in/new"):
+        (base / name).touch()
+    assert changed_paths(watched) == {b"a/new", b"a/in/new", b"d/b/new", b"d/b/in/new"}
+    assert watched.n_directories == n_directories
+
+
+@exchanging
+def test_exchanged_files_are_modified_and_none_is_deleted(watched: Watch, base: Path) -> None:
+    (base / "a").write_text("1")
+    (base / "b").write_text("2")
+    (base / "d").mkdir()
+    changed_paths(watched)
+    exchange(base / "a", base / "b")
+    assert told(watched) == {("modified", b"a"), ("modified", b"b")}
+    exchange(base / "a", base / "d")
+    assert told(watched) == {("created", b"a"), ("modified", b"d")}
+    (base / "a/x").touch()
+    assert changed_paths(watched) == {b"a/x"}
+
+
+@exchanging
+def test_a_directory_that_leaves_after_an_exchange_is_told_by_its_last_name(
+    watched: Watch, base: Path
+) -> None:
+    """A deployment: the new tree takes the old tree's name, and the old tree is removed."""
+    for name in ("live", "next"):
+        (base / name).mkdir()
+        (base / name / name).touch()
+    changed_paths(watched)
+    exchange(base / "next", base / "live")
+    shutil.rmtree(base / "next")
+    changes = told(watched)
+    assert {("created", b"live"), ("created", b"live/next"), ("deleted", b"next")} <= changes
+    assert ("deleted", b"live") not in changes
+    (base / "live/x").touch()
+    assert changed_paths(watched) == {b"live/x"}
+
+
+def test_a_directory_that_moves_there_and_back_is_watched_on(watched: Watch, base: Path) -> None:
+    (base / "a/in").mkdir(parents=True)
+    changed_paths(watched)
+    (base / "a").rename(base / "b")
+    (base / "b").rename(base / "a")
+    assert ("modified", b"a") in told(watched)
+    (base / "a/in/x").touch()
+    assert changed_paths(watched) == {b"a/in/x"}
