@@ -244,16 +244,32 @@ class _Sink:
         return b"".join(pieces)
 
 
+class _ZipName(str):
+    """A name that may be no UTF-8. zipfile asks for ASCII first, and marks the name as UTF-8 after
+    an error. The answer for a name that is no UTF-8 are the name's bytes, without a mark, as
+    Info-ZIP on Linux writes names."""
+
+    __slots__ = ()
+
+    def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+        try:
+            return super().encode(encoding, errors)
+        except UnicodeEncodeError:
+            raw = super().encode("utf-8", "surrogateescape")
+            if raw.decode("utf-8", "replace") == self:
+                raise
+            return raw
+
+
 def _zip(items: Iterator[_Item]) -> Generator[bytes, None, None]:
     sink = _Sink()
     # zipfile calls only the methods that _Sink has.
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:  # type: ignore[call-overload]
         for item in items:
             is_directory = stat.S_ISDIR(item.info.st_mode)
-            # Names are text in a zip: undecodable bytes are shown as escapes.
-            name = item.name.decode("utf-8", "backslashreplace") + "/" * is_directory
             # The format begins with 1980 and ends with 2107.
             modified = min(max(item.info.st_mtime, 315_532_800), 4_354_819_198)
+            name = _ZipName(decode(item.name) + "/" * is_directory)
             info = zipfile.ZipInfo(name, time.gmtime(modified)[:6])
             info.external_attr = (item.info.st_mode & 0xFFFF) << 16 | 0x10 * is_directory
             info.compress_type = zipfile.ZIP_DEFLATED

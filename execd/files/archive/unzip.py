@@ -40,6 +40,12 @@ _ENTRY_SIGNATURE = b"PK\x01\x02"
 # The encoding of old names. Loaded at import: a thread of another user may not be allowed to read
 # Python's files.
 codecs.lookup("cp437")
+# APPNOTE.TXT 4.4.2.2 (the upper byte of "version made by"): MS-DOS, OS/2, NTFS, VFAT. Info-ZIP
+# has 11 for NTFS.
+_DOS_SYSTEMS = (0, 6, 10, 11, 14)
+_UNIX_SYSTEMS = (3, 19)  # Unix, and macOS
+_UTF8_FLAG = 1 << 11  # APPNOTE.TXT, appendix D
+_UNICODE_PATH = 0x7075  # APPNOTE.TXT 4.6.9
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _UNREADABLE = (
     zipfile.BadZipFile,
@@ -99,12 +105,12 @@ class ZipSpool:
                 f"{info.filename!r} in the archive is compressed in another way than deflate"
             )
         mode = info.external_attr >> 16
-        name = info.filename.encode("utf-8", "surrogateescape")
+        name = _name(info)
         modified_at = _modified_at(info)
         if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
             raise InvalidArgument(f"{info.filename!r} in the archive is a special file")
-        if info.is_dir() or stat.S_ISDIR(mode):
-            self._tree.begin(Member(name, "directory", 0, mode & 0o777 or 0o755, modified_at, b""))
+        if name.endswith(b"/") or stat.S_ISDIR(mode):
+            self._tree.begin(Member(name, "directory", 0, mode & 0o3777 or 0o755, modified_at, b""))
             return
         with archive.open(info) as content:
             if stat.S_ISLNK(mode):
@@ -146,6 +152,35 @@ class _Bounded(io.FileIO):
         if data.count(_ENTRY_SIGNATURE) > self.max_entries:
             raise PayloadTooLarge(f"the archive has more than {self.max_entries} entries")
         return data
+
+
+def _name(info: zipfile.ZipInfo) -> bytes:
+    """Return an entry's name as the program that made the archive meant the name.
+
+    Info-ZIP on Linux writes the bytes of a name as they are, and no flag for UTF-8. Programs on
+    Windows write code page 437, with the name in UTF-8 in an extra field; old programs of .NET
+    write backslashes.
+    """
+    if info.flag_bits & _UTF8_FLAG:
+        name = info.orig_filename.encode("utf-8", "surrogateescape")
+    else:
+        raw = info.orig_filename.encode("cp437")  # zipfile has decoded every byte
+        name = _unicode_path(info.extra, raw) or (
+            raw if info.create_system in _UNIX_SYSTEMS else info.orig_filename.encode()
+        )
+    if info.create_system in _DOS_SYSTEMS and b"/" not in name:
+        name = name.replace(b"\\", b"/")
+    return name
+
+
+def _unicode_path(extra: bytes, raw: bytes) -> bytes | None:
+    """Return the name in the extra field, unless a program has changed the name ``raw`` since."""
+    while len(extra) >= 4:
+        kind, n_bytes = struct.unpack_from("<HH", extra)
+        field, extra = extra[4 : 4 + n_bytes], extra[4 + n_bytes :]
+        if kind == _UNICODE_PATH and field[:5] == b"\1" + struct.pack("<L", zlib.crc32(raw)):
+            return field[5:]
+    return None
 
 
 def _modified_at(info: zipfile.ZipInfo) -> float:
