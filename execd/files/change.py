@@ -10,17 +10,22 @@ from __future__ import annotations
 
 import errno
 import os
+import posixpath
 from typing import TYPE_CHECKING
 
 from execd.errors import Conflict, InvalidArgument, NotFound, PermissionDenied
+from execd.files.mounts import mount_of, mount_points
+from execd.files.paths import MAX_PATH_BYTES, blame, decode
 from execd.files.read import etag
 from execd.files.resolve import TreeChanged, identity
 from execd.files.root import Root, retry_on_change
 from execd.files.syscalls import rename_without_replacing
 from execd.files.tree_walk import Step, walk
+from execd.files.write import replace
 from execd.model import NO_PRECONDITION
 
 if TYPE_CHECKING:
+    from execd.errors import ExecdError
     from execd.files.resolve import Forbidden, ResolvedPath
     from execd.model import Precondition
 
@@ -101,9 +106,10 @@ def remove(
     """Remove the file at ``path``; a link itself. ``recursive`` removes a directory with its
     content, and of the root only the content.
 
-    An entry that cannot be removed stays, and the error is raised after everything else is removed.
-    Raises NotFound, Conflict (a directory that is not empty), PermissionDenied, PreconditionFailed,
-    ReadOnly.
+    An entry that cannot be removed stays, and the error, which names the entry, is raised after
+    everything else is removed. Where a mount point is in the way nothing is removed. Raises
+    NotFound, Conflict (a directory that is not empty, a mount point), PermissionDenied,
+    PreconditionFailed, ReadOnly.
     """
 
     def attempt() -> None:
@@ -121,17 +127,37 @@ def remove(
                 raise Conflict(
                     "the root directory cannot be removed; pass recursive=true to empty it"
                 )
-            if (
-                recursive
-                and (first_error := _remove_content(resolved.directory, resolved.forbidden))
-                is not None
-            ):
-                raise first_error
+            if recursive:
+                _refuse_mount_points(resolved, path)
+                first_error = _remove_content(resolved.directory, resolved.forbidden)
+                if first_error is not None:
+                    raise _blame_below(first_error, path)
             if resolved.is_root:
                 return
             _rmdir(*resolved.parent())
 
     retry_on_change(attempt, path)
+
+
+def _refuse_mount_points(resolved: ResolvedPath, path: str) -> None:
+    """Refuse to remove a tree in which the kernel will keep a directory or a file. Raises
+    Conflict."""
+    found = {posixpath.join(path, decode(point)) for point in mount_points(resolved.directory)}
+    if not resolved.is_root:
+        parent, name = resolved.parent()
+        if name in mount_points(parent):
+            found.add(path)
+    if found:
+        raise Conflict(
+            f"{min(found)!r}: is a mount point, which cannot be removed, so nothing was removed; "
+            "remove the files in it and beside it by their own paths"
+        )
+
+
+def _blame_below(error: OSError, path: str) -> ExecdError:
+    """Translate an error of ``_remove_content``."""
+    assert isinstance(error.filename, bytes)
+    return blame(error, repr(posixpath.join(path, decode(error.filename[-MAX_PATH_BYTES:]))))
 
 
 def _rmdir(parent: int, name: bytes) -> None:
@@ -157,8 +183,8 @@ def remove_below(parent: int, name: bytes, forbidden: Forbidden) -> None:
 
 
 def _remove_content(directory: int, forbidden: Forbidden) -> OSError | None:
-    """Remove a directory's content. Return why an entry stayed, else None. Raises TreeChanged,
-    OSError."""
+    """Remove a directory's content. Return why an entry stayed, else None: ``filename`` is the
+    path of the entry below the directory. Raises TreeChanged, OSError."""
     first_error: OSError | None = None
     for visit in walk(directory, forbidden):
         try:
@@ -177,16 +203,19 @@ def _remove_content(directory: int, forbidden: Forbidden) -> OSError | None:
         except OSError as error:
             # The first error is the cause; the following errors only say that parents are not
             # empty.
-            first_error = first_error or visit.error or error
+            if first_error is None:
+                first_error = visit.error or error
+                first_error.filename = visit.path
     return first_error
 
 
 def move(root: Root, source: str, target: str, *, overwrite: bool = False) -> None:
     """Rename ``source`` to ``target``, the new name itself, never a directory to move into.
 
-    Missing parents of ``target`` are made. Raises NotFound, Conflict (``target`` exists and
-    ``overwrite`` is not set, or ``target`` is a directory that is not empty), InvalidArgument (into
-    itself, or to another file system), PermissionDenied, ReadOnly.
+    Missing parents of ``target`` are made. A mounted file at ``target`` gets the content. Raises
+    NotFound, Conflict (``target`` exists and ``overwrite`` is not set, ``target`` is a directory
+    that is not empty, or a mount point), InvalidArgument (into itself, or to another file system),
+    PermissionDenied, ReadOnly.
     """
 
     def attempt() -> None:
@@ -205,11 +234,14 @@ def move(root: Root, source: str, target: str, *, overwrite: bool = False) -> No
                 ):
                     raise Conflict(f"{target!r}: is what is to be moved; name another dest")
                 raise InvalidArgument(f"{target!r}: a directory cannot be moved into itself")
+            old_parent, old_name = _parent_and_name(origin)
+            if len(resolved.names) > 1:  # rename(2) finds these errors after the parents are made
+                if mount_of(old_parent) != mount_of(resolved.directory):
+                    raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+                if old_name in mount_points(old_parent):
+                    raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
             resolved.make_directories()
-            (old_parent, old_name), (new_parent, new_name) = (
-                _parent_and_name(origin),
-                _parent_and_name(resolved),
-            )
+            new_parent, new_name = _parent_and_name(resolved)
             # The error of rename(2) would be reported for ``source``, so the kinds are compared
             # here.
             if overwrite and resolved.exists and bool(origin.names) != bool(resolved.names):
@@ -218,7 +250,8 @@ def move(root: Root, source: str, target: str, *, overwrite: bool = False) -> No
                     f"{target!r}: is {other}, and what is to be moved is not of that kind"
                 )
             if overwrite:
-                os.rename(old_name, new_name, src_dir_fd=old_parent, dst_dir_fd=new_parent)
+                replace(old_parent, old_name, new_parent, new_name)
+                _unlink_second_name(origin, resolved)
             else:
                 try:
                     rename_without_replacing(old_parent, old_name, new_parent, new_name)
@@ -234,6 +267,20 @@ def _parent_and_name(resolved: ResolvedPath) -> tuple[int, bytes]:
     """Return the parent's descriptor and the name of a walk's end. Raises PermissionDenied for the
     root."""
     return (resolved.directory, resolved.names[0]) if resolved.names else resolved.parent()
+
+
+def _unlink_second_name(origin: ResolvedPath, target: ResolvedPath) -> None:
+    """Remove the old name after a move to another name of the same file: rename(2) leaves both."""
+    there, moved = target.leaf_stat, origin.leaf_stat
+    if there is None or moved is None or identity(there) != identity(moved):
+        return
+    is_same_name = (origin.names, identity(origin.directory_stat)) == (
+        target.names,
+        identity(target.directory_stat),
+    )
+    # A file system that ignores the case of letters has a single link under both spellings.
+    if moved.st_nlink > 1 and not is_same_name:
+        os.unlink(origin.names[0], dir_fd=origin.directory)
 
 
 def refuse_state_dir_below(root: Root, resolved: ResolvedPath) -> None:

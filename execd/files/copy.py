@@ -2,15 +2,18 @@
 
 A file is copied like an upload: whole, under a temporary name, then put in place. A directory
 appears at once and fills. Links are copied as links. Permission bits are kept; owners and times are
-new. FIFOs, sockets and devices are left out and counted, since reading them does not give their
-content.
+new. Holes of a file stay holes. FIFOs, sockets and devices are left out and counted, since reading
+them does not give their content.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
+import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,17 +24,16 @@ from execd.files.resolve import TreeChanged, identity, open_directory, reopen
 from execd.files.root import Root, retry_on_change
 from execd.files.syscalls import rename_without_replacing
 from execd.files.tree_walk import Step, Visit, walk
-from execd.files.write import TEMPORARY_PREFIX
+from execd.files.write import COPIED_AT_ONCE_BYTES, TEMPORARY_PREFIX
 from execd.model import NO_PRECONDITION, Precondition
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from execd.files.resolve import ResolvedPath
+    from execd.files.resolve import Forbidden, ResolvedPath
     from execd.files.room import Room
 
-# copy_file_range(2) would be faster on some disks, but gVisor lacks the call.
-COPIED_AT_ONCE_BYTES = 1 << 20
+STAT_BLOCK_BYTES = 512  # stat(2): the unit of st_blocks
 # A descriptor for each level. A program cannot open a path with more names than half of PATH_MAX.
 MAX_DEPTH = 2048
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -87,10 +89,19 @@ def copy(
                     except (FileExistsError, FileNotFoundError):
                         raise TreeChanged from None
                     with resolved.below(resolved.names[0]) as made:
-                        room = root.room_of(made.directory)
-                        return _copy_tree(origin, made, info, overwrite, stop, room)
-                room = root.room_of(resolved.directory)
-                return _copy_tree(origin, resolved, None, overwrite, stop, room)
+                        return copy_to(made.directory, origin, info.st_mode)
+                return copy_to(resolved.directory, origin, None)
+
+    def copy_to(directory: int, origin: ResolvedPath, mode: int | None) -> Copied:
+        return copy_tree(
+            origin.directory,
+            directory,
+            origin.forbidden,
+            mode=mode,
+            overwrite=overwrite,
+            stop=stop,
+            room=root.room_of(directory),
+        )
 
     return retry_on_change(attempt, source)
 
@@ -117,7 +128,7 @@ def _copy_single_file(
             precondition=NO_PRECONDITION if overwrite else Precondition(none_match="*"),
         )
         try:
-            n_bytes = _copy_bytes(fd, draft.write, stop)
+            n_bytes = _copy_bytes(fd, draft.write, draft.skip, stop)
             draft.commit()
         finally:
             draft.abort()
@@ -128,37 +139,65 @@ def _copy_single_file(
         os.close(fd)
 
 
-def _copy_bytes(source: int, put: Callable[[bytes], object], stop: Callable[[], bool]) -> int:
-    n_bytes = 0
-    while data := os.read(source, COPIED_AT_ONCE_BYTES):
+def _copy_bytes(
+    source: int,
+    put: Callable[[bytes], object],
+    skip: Callable[[int], object],
+    stop: Callable[[], bool],
+) -> int:
+    """Copy a file from the beginning. ``skip`` gets the lengths of holes. Return the size."""
+    info = os.fstat(source)
+    at, end = 0, 0 if info.st_blocks * STAT_BLOCK_BYTES < info.st_size else sys.maxsize
+    while True:
+        if at == end:
+            start, end = _next_data(source, at)
+            if start > at:
+                skip(start - at)
+            at = os.lseek(source, start, os.SEEK_SET)
+        data = os.read(source, min(COPIED_AT_ONCE_BYTES, end - at))
+        if not data:
+            return at
         if stop():
             raise Conflict("the copy was given up; repeat the request")
         put(data)
-        n_bytes += len(data)
-    return n_bytes
+        at += len(data)
 
 
-def _copy_tree(
-    origin: ResolvedPath,
-    target: ResolvedPath,
-    made_like: os.stat_result | None,
-    overwrite: bool,
-    stop: Callable[[], bool],
-    room: Room | None,
+def _next_data(file: int, at: int) -> tuple[int, int]:
+    """Return the start and the end of the next data at or after ``at``; twice the size of the
+    file if there is only a hole."""
+    try:
+        start = os.lseek(file, at, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        start = os.lseek(file, 0, os.SEEK_END)
+        return start, start
+    return start, os.lseek(file, start, os.SEEK_HOLE)
+
+
+def copy_tree(
+    source: int,
+    target: int,
+    forbidden: Forbidden,
+    *,
+    mode: int | None,
+    overwrite: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+    room: Room | None = None,
+    keeps_times: bool = False,
 ) -> Copied:
-    """Copy a directory's content. Each directory of the copy is held open, so the way up is never
-    ".."."""
+    """Copy the content of the directory ``source`` into the directory ``target``, which gets
+    ``mode`` at the end. ``keeps_times``: files get the time of the last change of the content.
+
+    Each directory of the copy is held open, so the way up is never "..". Raises as ``copy``.
+    """
     done = Copied(n_directories=1)
     # The mode is set once a directory is complete, since the mode may forbid writing.
     made: list[tuple[int, int | None]] = []
     try:
-        made.append(
-            (
-                reopen(target.directory, os.O_RDONLY | os.O_DIRECTORY),
-                None if made_like is None else made_like.st_mode,
-            )
-        )
-        for visit in walk(origin.directory, origin.forbidden, TEMPORARY_PREFIX):
+        made.append((reopen(target, os.O_RDONLY | os.O_DIRECTORY), mode))
+        for visit in walk(source, forbidden, TEMPORARY_PREFIX):
             if stop():
                 break
             match visit.step:
@@ -175,7 +214,7 @@ def _copy_tree(
                     assert len(made) > 1, "the walk never leaves the top"
                     _leave(*made.pop())
                 case Step.LEAF:
-                    _copy_leaf(visit, made[-1][0], overwrite, done, stop, room)
+                    _copy_leaf(visit, made[-1][0], overwrite, done, stop, room, keeps_times)
                 case Step.REFUSED if visit.error is not None:
                     raise visit.error
                 case Step.REFUSED:
@@ -201,7 +240,7 @@ def _enter(parent: int, name: bytes) -> tuple[int, bool]:
 def _leave(fd: int, mode: int | None) -> None:
     try:
         if mode is not None:
-            os.fchmod(fd, stat.S_IMODE(mode) & 0o1777)
+            os.fchmod(fd, stat.S_IMODE(mode) & 0o3777)
     finally:
         os.close(fd)
 
@@ -213,6 +252,7 @@ def _copy_leaf(
     done: Copied,
     stop: Callable[[], bool],
     room: Room | None,
+    keeps_times: bool,
 ) -> None:
     assert visit.info is not None
     temporary = TEMPORARY_PREFIX + secrets.token_hex(8).encode()
@@ -221,7 +261,7 @@ def _copy_leaf(
             os.symlink(os.readlink(visit.name, dir_fd=visit.directory), temporary, dir_fd=target)
             done.n_links += 1
         elif stat.S_ISREG(visit.info.st_mode):
-            done.n_bytes += _copy_file(visit, target, temporary, stop, room)
+            done.n_bytes += _copy_file(visit, target, temporary, stop, room, keeps_times)
             done.n_files += 1
         else:
             done.n_skipped += 1
@@ -231,7 +271,7 @@ def _copy_leaf(
         return
     try:
         if overwrite:
-            os.rename(temporary, visit.name, src_dir_fd=target, dst_dir_fd=target)
+            write.replace(target, temporary, target, visit.name)
         else:
             rename_without_replacing(target, temporary, target, visit.name)
     except BaseException:
@@ -240,7 +280,12 @@ def _copy_leaf(
 
 
 def _copy_file(
-    visit: Visit, target: int, temporary: bytes, stop: Callable[[], bool], room: Room | None
+    visit: Visit,
+    target: int,
+    temporary: bytes,
+    stop: Callable[[], bool],
+    room: Room | None,
+    keeps_times: bool,
 ) -> int:
     assert visit.info is not None
     # O_NONBLOCK: the file may have been replaced by a FIFO. fstat shows the kind before any read.
@@ -260,8 +305,10 @@ def _copy_file(
             write.write_all(made, data)
 
         try:
-            n_bytes = _copy_bytes(source, put, stop)
+            n_bytes = _copy_bytes(source, put, partial(write.leave_hole, made), stop)
             os.fchmod(made, stat.S_IMODE(visit.info.st_mode) & 0o777)
+            if keeps_times:
+                os.utime(made, ns=(visit.info.st_atime_ns, visit.info.st_mtime_ns))
             return n_bytes
         except BaseException:
             os.unlink(temporary, dir_fd=target)

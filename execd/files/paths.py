@@ -65,7 +65,12 @@ def blame(error: OSError, subject: str) -> ExecdError:
             return PayloadTooLarge(
                 f"{reason}: the file system or the daemon's file size limit ends before it"
             )
-        case errno.EBUSY | errno.ETXTBSY | errno.ENOTEMPTY | errno.EEXIST | errno.EAGAIN:
+        case errno.EBUSY:
+            return Conflict(
+                f"{reason}; a mount point can be neither moved, replaced nor removed: name the "
+                "files in it"
+            )
+        case errno.ETXTBSY | errno.ENOTEMPTY | errno.EEXIST | errno.EAGAIN:
             return Conflict(reason)
         case errno.EXDEV:
             return InvalidArgument(

@@ -166,7 +166,7 @@ class _Walk:
         entered = _Level(child, os.fstat(child))
         self._levels.append(entered)
         refusal: OSError | None = None
-        is_refused = _is_forbidden(child, entered.info, above.info.st_dev, self._forbidden)
+        is_refused = is_forbidden(child, entered.info, above.info.st_dev, self._forbidden)
         if not is_refused:
             try:
                 if self._on_open is not None:
@@ -253,7 +253,7 @@ def _find_again(levels: list[_Level], parents: list[bytes]) -> None:
         os.close(fd)
 
 
-def _is_forbidden(fd: int, info: os.stat_result, device: int, forbidden: Forbidden) -> bool:
+def is_forbidden(fd: int, info: os.stat_result, device: int, forbidden: Forbidden) -> bool:
     if info.st_dev in forbidden.devices or identity(info) == forbidden.state_dir:
         return True
     return info.st_dev != device and is_kernel_interface(fd)

@@ -8,7 +8,8 @@ file or the new file, never a part. Of two uploads to a name the last commit win
 
 Replacing costs more than writing in place: hard links keep the old content, ACLs and extended
 attributes are not carried over, and the directory must be writable, where the file alone might have
-been.
+been. A mounted file, as /etc/hosts of a pod is, cannot be replaced. When all bytes are there, they
+are copied into the file (``replace``).
 
 fsync happens only on request (``--fsync uploads``). Most sandboxes keep files on an emptyDir or in
 memory. Such files die with the pod, and a crash of the node ends the pod too, so fsync would
@@ -36,6 +37,7 @@ code.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
@@ -45,6 +47,7 @@ from typing import TYPE_CHECKING
 from execd.errors import Conflict, ExecdError, InvalidArgument, NoSpace, PayloadTooLarge
 from execd.files.attributes import set_attributes
 from execd.files.digest import DigestCheck
+from execd.files.mounts import mount_points
 from execd.files.paths import blame
 from execd.files.read import etag
 from execd.files.resolve import ResolvedPath, TreeChanged
@@ -58,6 +61,9 @@ if TYPE_CHECKING:
     from execd.files.room import Room
 
 TEMPORARY_PREFIX = f".execd-upload-{secrets.token_hex(4)}-".encode()
+
+# copy_file_range(2) would be faster on some disks, but gVisor lacks the call.
+COPIED_AT_ONCE_BYTES = 1 << 20
 
 # Stripes rather than a single lock: a disk that hangs in a rename delays only names with the same
 # stripe.
@@ -147,6 +153,12 @@ class AtomicUpload:
                 raise blame(error, repr(self._path)) from error
             self._n_bytes += len(view)
 
+    def skip(self, n_bytes: int) -> None:
+        """Leave a hole, for a copy of a file with holes. Raises OSError."""
+        assert self._digest is None, "a hole has no bytes to hash"
+        leave_hole(self._fd, n_bytes)
+        self._n_bytes += n_bytes
+
     def commit(self) -> str:
         """Put the file in place and return the entity tag.
 
@@ -166,8 +178,8 @@ class AtomicUpload:
             file = os.open(f"/proc/self/fd/{self._fd}", os.O_PATH | os.O_CLOEXEC)
             fd, self._fd = self._fd, -1
             os.close(fd)  # NFS and FUSE report held-back errors here; the fd is freed
-            self._put_in_place()
-            tag = etag(os.fstat(file))
+            is_renamed = self._put_in_place()
+            tag = etag(os.fstat(file) if is_renamed else self._current_stat() or os.fstat(file))
         except ExecdError:
             self.abort()
             raise
@@ -185,7 +197,8 @@ class AtomicUpload:
         self._close_directory()
         return tag
 
-    def _put_in_place(self) -> None:
+    def _put_in_place(self) -> bool:
+        """Return False if the content was copied into a mounted file."""
         assert self._directory >= 0
         info = os.fstat(self._directory)
         with _COMMITS[hash((info.st_dev, info.st_ino, self._name)) % len(_COMMITS)]:
@@ -197,14 +210,14 @@ class AtomicUpload:
                 except FileExistsError:
                     self._precondition.check(etag(self._current_stat() or info), repr(self._path))
                     raise
-                return
+                return True
             if self._precondition != NO_PRECONDITION:
                 current = self._current_stat()
                 self._precondition.check(
                     None if current is None else etag(current), repr(self._path)
                 )
-            os.rename(
-                self._temporary, self._name, src_dir_fd=self._directory, dst_dir_fd=self._directory
+            return replace(
+                self._directory, self._temporary, self._directory, self._name, self._mode
             )
 
     def _current_stat(self) -> os.stat_result | None:
@@ -252,12 +265,79 @@ class AtomicUpload:
             os.close(directory)
 
 
+def replace(
+    old_parent: int, old_name: bytes, new_parent: int, new_name: bytes, mode: int | None = None
+) -> bool:
+    """Rename a file, and replace the file of the new name; write into a mounted file.
+
+    Return whether the file was renamed. Raises OSError, as ``write_into``.
+    """
+    try:
+        os.rename(old_name, new_name, src_dir_fd=old_parent, dst_dir_fd=new_parent)
+        return True
+    except OSError as error:
+        if (
+            error.errno != errno.EBUSY
+            or new_name not in mount_points(new_parent)
+            or old_name in mount_points(old_parent)
+            or not stat.S_ISREG(os.stat(old_name, dir_fd=old_parent, follow_symlinks=False).st_mode)
+        ):
+            raise
+    write_into(old_parent, old_name, new_parent, new_name, mode)
+    return False
+
+
+def write_into(
+    old_parent: int, old_name: bytes, new_parent: int, new_name: bytes, mode: int | None = None
+) -> None:
+    """Copy the content of a file, and ``mode``, into the file of the new name, and remove the old
+    name.
+
+    Raises OSError; before any change, but for an error of the disk while bytes are copied.
+    """
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    source = os.open(old_name, os.O_RDONLY | flags, dir_fd=old_parent)
+    try:
+        target = os.open(new_name, os.O_WRONLY | flags, dir_fd=new_parent)
+        try:
+            if mode is not None:
+                os.fchmod(target, mode)
+            _copy_into(source, target)
+        finally:
+            os.close(target)
+    finally:
+        os.close(source)
+    os.unlink(old_name, dir_fd=old_parent)
+
+
+def _copy_into(source: int, target: int) -> None:
+    """Replace the content of a file in place. A full disk is found before the content changes."""
+    n_bytes, n_before = os.fstat(source).st_size, os.fstat(target).st_size
+    try:
+        if n_bytes > n_before:
+            os.posix_fallocate(target, n_before, n_bytes - n_before)
+    except OSError as error:
+        # Not every file system can allocate. There the copying finds the full disk.
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            os.ftruncate(target, n_before)
+            raise
+    while data := os.read(source, COPIED_AT_ONCE_BYTES):
+        write_all(target, data)
+    os.ftruncate(target, n_bytes)
+    os.fsync(target)
+
+
 def write_all(fd: int, data: bytes | memoryview) -> None:
     """Write all of ``data``, since write(2) may write less. Raises OSError."""
     with memoryview(data) as view:
         n_written = 0
         while n_written < len(view):
             n_written += os.write(fd, view[n_written:])
+
+
+def leave_hole(fd: int, n_bytes: int) -> None:
+    """Extend a file without bytes, from the present position on. Raises OSError."""
+    os.ftruncate(fd, os.lseek(fd, n_bytes, os.SEEK_CUR))
 
 
 def create(

@@ -3,7 +3,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -198,3 +198,161 @@ def test_only_root_gives_files_away(root: Root, base: Path) -> None:
     (base / "x").touch()
     with pytest.raises(PermissionDenied):
         unprivileged(lambda: change.change_owner(root, "x", 12345, None))
+
+
+# Mount points
+
+MOUNTED = """
+import ctypes, os, tempfile
+from execd.errors import ExecdError
+from execd.files import change, copy, read, write
+from execd.files.root import Root
+base = os.path.dirname(mount_point)
+libc = ctypes.CDLL(None, use_errno=True)
+MS_BIND = 4096
+for name in ("tree/config", "config"):
+    source, target = f"{base}/../{name.replace('/', '-')}".encode(), f"{base}/{name}".encode()
+    assert libc.mount(source, target, None, MS_BIND, None) == 0, os.strerror(ctypes.get_errno())
+root = Root(base)
+def attempt(call, *arguments, **options):
+    try:
+        return repr(call(root, *arguments, **options))
+    except ExecdError as error:
+        return [error.code, error.message]
+def content(path):
+    with open(f"{base}/{path}") as file:
+        return file.read()
+def left():
+    return sorted(os.path.relpath(os.path.join(parent, name), base)
+                  for parent, _, names in os.walk(base) for name in names)
+"""
+
+
+def in_mounts(base: Path, script: str) -> dict[str, Any]:
+    """Run ``script`` where ``config`` and ``tree/config`` are mounted files, and ``data`` is a
+    mounted directory of 256 KiB."""
+    for name in ("data", "tree/in"):
+        (base / name).mkdir(parents=True)
+    for name in ("config", "tree/config", "tree/in/x", "x", "../config", "../tree-config"):
+        (base / name).write_text("old")
+    return on_small_tmpfs(base / "data", MOUNTED + script)
+
+
+def test_a_mounted_file_is_written_in_place(base: Path) -> None:
+    script = """
+before = os.stat(base + "/config")
+draft = write.create(root, "config", mode=0o640)
+draft.write(b"written")
+tag = draft.commit()
+draft.abort()
+after = os.stat(base + "/config")
+result["written"] = content("config")
+result["same"] = before.st_ino == after.st_ino
+result["mode"] = after.st_mode & 0o777
+result["tag"] = tag == read.describe(root, "config").etag
+copy.copy(root, "x", "config", overwrite=True)
+result["copied"] = content("config")
+os.mkdir(base + "/new")
+open(base + "/new/config", "w").write("a longer text from a tree")
+copy.copy(root, "new", "tree", overwrite=True)
+result["copied tree"] = content("tree/config")
+change.move(root, "x", "config", overwrite=True)
+result["left"] = left()
+"""
+    assert in_mounts(base, script) == {
+        "written": "written",
+        "same": True,
+        "mode": 0o640,
+        "tag": True,
+        "copied": "old",
+        "copied tree": "a longer text from a tree",
+        "left": ["config", "new/config", "tree/config", "tree/in/x"],
+    }
+    assert (base / "../config").read_text() == "old", "the file behind the mount"
+
+
+def test_a_mounted_file_on_a_full_disk_keeps_its_content(base: Path) -> None:
+    script = """
+open(mount_point + "/small", "w").write("old")
+assert libc.mount(f"{mount_point}/small".encode(), f"{base}/x".encode(), None, MS_BIND, None) == 0
+draft = write.create(root, "x")
+draft.write(bytes(1 << 20))
+result["error"] = attempt(lambda _: draft.commit())[0]
+result["content"] = content("x")
+result["left"] = left()
+"""
+    assert in_mounts(base, script) == {
+        "error": "NO_SPACE",
+        "content": "old",
+        "left": ["config", "data/small", "tree/config", "tree/in/x", "x"],
+    }
+
+
+def test_nothing_is_removed_where_a_mount_point_is_in_the_way(base: Path) -> None:
+    script = """
+before = left()
+for path in "tree", "data", ".":
+    result[path] = attempt(change.remove, path, recursive=True)
+result["config"] = attempt(change.remove, "config")
+assert left() == before
+change.remove(root, "tree/in", recursive=True)
+"""
+    found = in_mounts(base, script)
+    assert {refusal[0] for refusal in found.values()} == {"CONFLICT"}
+    assert [found[path][1].split("'")[1] for path in ("tree", "data", ".", "config")] == [
+        "tree/config",
+        "data",
+        "./config",
+        "config",
+    ]
+    assert "files in it" in found["data"][1]
+    assert not (base / "tree/in").exists()
+
+
+def test_a_move_that_a_mount_refuses_changes_nothing(base: Path) -> None:
+    script = """
+before = left(), sorted(os.listdir(mount_point))
+for name, (source, target) in {
+    "to another mount": ("x", "data/new/x"),
+    "of a mounted file": ("config", "other"),
+    "of a mounted file onto another": ("config", "tree/config"),
+    "of a directory": ("data", "tree/new/data"),
+    "onto a directory": ("tree/in", "data"),
+}.items():
+    result[name] = attempt(change.move, source, target, overwrite=True)[0]
+    assert (left(), sorted(os.listdir(mount_point))) == before, name
+    assert content("config") == content("tree/config") == "old"
+    assert not os.path.exists(base + "/tree/new"), name
+"""
+    assert in_mounts(base, script) == {
+        "to another mount": "INVALID_ARGUMENT",
+        "of a mounted file": "CONFLICT",
+        "of a mounted file onto another": "CONFLICT",
+        "of a directory": "CONFLICT",
+        "onto a directory": "CONFLICT",
+    }
+
+
+def test_the_error_of_a_tree_names_the_entry_that_stays(root: Root, base: Path) -> None:
+    (base / "d/a/locked").mkdir(parents=True)
+    (base / "d/a/locked/x").touch()
+    (base / "d/a/locked").chmod(0o500)
+    try:
+        with pytest.raises(PermissionDenied, match="'d/a/locked/x': Permission denied"):
+            unprivileged(lambda: change.remove(root, "d", recursive=True))
+    finally:
+        (base / "d/a/locked").chmod(0o700)
+
+
+# Hard links
+
+
+def test_a_move_onto_another_name_of_the_file_removes_the_old_name(root: Root, base: Path) -> None:
+    (base / "a").write_text("x")
+    (base / "b").hardlink_to(base / "a")
+    change.move(root, "a", "b", overwrite=True)
+    assert names(base) == ["b"]
+    (base / "a").hardlink_to(base / "b")
+    for same in ("a", "./a", str(base / "a")):
+        change.move(root, "a", same, overwrite=True)
+        assert names(base) == ["a", "b"], "a name moved onto itself stays"

@@ -68,3 +68,28 @@ def test_a_tree_is_copied_whole(root: Root, base: Path) -> None:
         "in/deeper/x": "d/in/deeper/x",
         "beside/x": "d/beside/x",
     }
+
+
+@pytest.mark.linux_only("gVisor reports no holes: neither st_blocks nor SEEK_DATA tells")
+@pytest.mark.parametrize("in_a_tree", [False, True])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {0: b"begin", 8 << 20: b"middle", 20 << 20: b"end"},
+        {5 << 20: b"x" * (3 << 20)},
+        {},
+    ],
+)
+def test_a_copy_keeps_the_holes_of_a_file(
+    root: Root, base: Path, parts: dict[int, bytes], in_a_tree: bool
+) -> None:
+    (base / "d").mkdir()
+    with (base / "d/x").open("wb") as file:
+        for offset, data in parts.items():
+            file.seek(offset)
+            file.write(data)
+        file.truncate(30 << 20)
+    done = copy.copy(root, "d", "e") if in_a_tree else copy.copy(root, "d/x", "e/x")
+    assert done.n_bytes == 30 << 20
+    assert (base / "e/x").read_bytes() == (base / "d/x").read_bytes()
+    assert (base / "e/x").stat().st_blocks <= (base / "d/x").stat().st_blocks + 8

@@ -36,11 +36,15 @@ _KINDS: dict[bytes, EntryKind] = {
     tarfile.SYMTYPE: "symlink",
     tarfile.LNKTYPE: "hardlink",
 }
+_SPARSE = (
+    "a sparse file in GNU's own format; pack the file without --sparse (bsdtar: with "
+    "--no-read-sparse)"
+)
 _REFUSED = {
     tarfile.CHRTYPE: "a character device",
     tarfile.BLKTYPE: "a block device",
     tarfile.FIFOTYPE: "a FIFO",
-    tarfile.GNUTYPE_SPARSE: "a sparse file in GNU's own format",
+    tarfile.GNUTYPE_SPARSE: _SPARSE,
 }
 _EXTENDED = (
     tarfile.XHDTYPE,
@@ -185,7 +189,7 @@ class TarDecoder:
         name = self._overrides.get("path", info.name.encode("utf-8", "surrogateescape"))
         shown = repr(name[:200].decode("utf-8", "replace"))
         if any(key.startswith("GNU.sparse.") for key in self._overrides):
-            raise InvalidArgument(f"{shown} in the archive is a sparse file in GNU's own format")
+            raise InvalidArgument(f"{shown} in the archive is {_SPARSE}")
         kind = _KINDS.get(info.type)
         if kind is None:
             raise InvalidArgument(

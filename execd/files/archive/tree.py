@@ -6,7 +6,9 @@
 * Symlinks may point below the top, by a relative path; hard links only to a file of the same
   archive. This rule protects later users of the tree. The daemon itself is confined by ``resolve``,
   at each later request.
-* No devices, no FIFOs, no set-user-ID, no owners. Directories stay open to their owner.
+* No devices, no FIFOs, no owners, and of a file's mode only the permission bits: no set-user-ID.
+* During the work directories are open to their owner and have no special bits. The modes of the
+  archive come last, for the directories that the archive has made.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from execd.files.resolve import Forbidden
     from execd.files.room import Room
 
+_DIRECTORY_MODE = 0o3777
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 T = TypeVar("T")
@@ -70,6 +73,8 @@ class Tree:
         self._parent: tuple[list[bytes], int] | None = None
         """The directory of the last entry, held open: archives list a directory's entries together.
         """
+        self._modes: dict[bytes, int] = {}
+        """The modes that directories get last, by path."""
         self._file = -1
         self._member: Member | None = None
 
@@ -85,7 +90,10 @@ class Tree:
         self._member = member
         if member.kind == "directory":
             if names:  # "./" is the top itself
-                os.fchmod(self._open(names), member.mode & 0o777 | 0o700)
+                os.fchmod(self._open(names), mode := member.mode & 0o777 | 0o700)
+                self._modes.pop(b"/".join(names), None)
+                if member.mode & _DIRECTORY_MODE != mode:
+                    self._modes[b"/".join(names)] = member.mode & _DIRECTORY_MODE
                 self.done.n_directories += 1
             return
         if not names:
@@ -135,6 +143,23 @@ class Tree:
                 os.utime(fd, (self._member.modified_at, self._member.modified_at))
         finally:
             os.close(fd)
+
+    def set_directory_modes(self, top: int, existing: set[bytes]) -> None:
+        """Give the directories of the archive below ``top`` their modes, but not ``existing``.
+
+        The archive is in place by now, so a directory that user code has changed is passed over.
+        """
+        for path in sorted(self._modes.keys() - existing, reverse=True):  # before its parent
+            with contextlib.suppress(OSError):
+                fd = os.dup(top)
+                try:
+                    for name in path.split(b"/"):
+                        below = open_directory(name, fd)
+                        os.close(fd)
+                        fd = below
+                    os.fchmod(fd, self._modes[path])
+                finally:
+                    os.close(fd)
 
     def refuse_links_out(self, forbidden: Forbidden) -> None:
         """Check, after the last member, that links with ".." after a name stay inside.

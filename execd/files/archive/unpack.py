@@ -5,7 +5,7 @@ Theory. The author of an archive chooses names, links and sizes. Three rules bou
 * The archive is unpacked in a new directory, under a temporary name next to the destination, so a
   cut, malformed or too large archive leaves nothing. Then the content is put in place. If nothing
   was there, by a single rename. Else the content is merged name by name, after a trial that finds
-  no conflict. (A merge interrupted by a disk error stays half done, and the caller gets the error.)
+  no conflict (``merge``).
 * Names go down through directories, each opened by a single name, never through a link (``tree``).
 * Bytes and entries are counted as they are written, and the same numbers bound the work. The sizes
   stated in the archive decide nothing.
@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import stat
 import zlib
 from typing import TYPE_CHECKING, Protocol
 
-from execd.errors import Conflict, InvalidArgument, PayloadTooLarge
+from execd.errors import InvalidArgument, PayloadTooLarge
 from execd.files.archive import tar
+from execd.files.archive.merge import Merge
 from execd.files.archive.tree import Tree, Unpacked, UnpackingLimits
 from execd.files.archive.unzip import ZipSpool
 from execd.files.change import remove_below
@@ -33,7 +35,7 @@ from execd.files.syscalls import rename_without_replacing
 from execd.files.write import TEMPORARY_PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from execd.files.room import Room
     from execd.model import ArchiveFormat
@@ -47,7 +49,15 @@ _OVERHEAD_BYTES = 4096
 
 _GZIP_MARK = b"\x1f\x8b"
 _ZIP_MARKS = (b"PK\x03\x04", b"PK\x05\x06")
-_MARK_BYTES = 4
+# Formats that are not unpacked. bzip2's mark is long, since a tar may begin with a name in "BZh".
+_OTHER_MARKS = {
+    "tar.bz2": re.compile(rb"BZh[1-9]1AY&SY"),
+    "tar.xz": re.compile(rb"\xfd7zXZ"),
+    "tar.zst": re.compile(rb"\x28\xb5\x2f\xfd"),
+    "7z": re.compile(rb"7z\xbc\xaf"),
+    "rar": re.compile(rb"Rar!\x1a"),
+}
+_MARK_BYTES = 10
 # POSIX.1-2001 pax, "ustar Interchange Format": the place of the magic.
 _TAR_MARK, _TAR_MARK_AT = b"ustar", 257
 
@@ -140,7 +150,7 @@ class Extraction:
         kind: ArchiveFormat | None,
         limits: UnpackingLimits,
         sha256: bytes | None,
-        room: Room | None,
+        room_of: Callable[[int], Room | None],
     ) -> None:
         """Take over the place of ``resolved``. ``kind`` None: the first bytes of the archive
         decide. Raises OSError, TreeChanged."""
@@ -153,6 +163,7 @@ class Extraction:
         self._missing = resolved.names.copy()
         self._forbidden = resolved.forbidden
         self._digest = None if sha256 is None else DigestCheck(sha256)
+        self._room_of = room_of
         self._temporary = TEMPORARY_PREFIX + secrets.token_hex(8).encode()
         self._source: _Source | None = None
         self._tree: Tree | None = None
@@ -167,7 +178,7 @@ class Extraction:
             # private.
             self._mode = stat.S_IMODE(os.fstat(self._staging).st_mode)
             os.fchmod(self._staging, 0o700)
-            self._tree = Tree(self._staging, limits, room)
+            self._tree = Tree(self._staging, limits, room_of(self._staging))
         except FileNotFoundError:
             self.abort()
             raise TreeChanged from None
@@ -192,6 +203,12 @@ class Extraction:
         """Choose the source by the first bytes and feed them. Raises as ``write``."""
         assert self._tree is not None
         assert self._source is None
+        for other, mark in _OTHER_MARKS.items():
+            if mark.match(self._head):
+                raise InvalidArgument(
+                    f"format: the body is a {other}; send a tar, tar.gz or zip instead",
+                    field="format",
+                )
         found = identify(self._head)
         if self.kind is not None and found not in (None, self.kind):
             raise InvalidArgument(
@@ -255,6 +272,7 @@ class Extraction:
     def _put_in_place(self) -> None:
         assert self._directory >= 0
         assert self._staging >= 0
+        assert self._tree is not None
         parent = os.dup(self._directory)
         try:
             for name in self._missing[:-1]:
@@ -267,11 +285,19 @@ class Extraction:
                     rename_without_replacing(
                         self._directory, self._temporary, parent, self._missing[-1]
                     )
-                    return
                 except FileExistsError:
                     parent = _open_and_close_parent(parent, self._missing[-1])
-            _merge(self._staging, parent, self._path, is_trial=True)
-            _merge(self._staging, parent, self._path, is_trial=False)
+                else:
+                    self._tree.set_directory_modes(self._staging, set())
+                    return
+            merge = Merge(
+                self._staging, parent, self._path, self._temporary, self._forbidden, self._room_of
+            )
+            try:
+                merge.run()
+            finally:
+                merge.close()
+            self._tree.set_directory_modes(parent, merge.merged)
         finally:
             os.close(parent)
 
@@ -281,71 +307,6 @@ def _open_and_close_parent(parent: int, name: bytes) -> int:
     below = open_directory(name, parent)
     os.close(parent)
     return below
-
-
-class _Pair:
-    """A directory and the directory to merge into. Owns both; ``close`` ends the pair."""
-
-    def __init__(self, source: int, target: int) -> None:
-        self.source = source
-        self.target = target
-        self.names: list[bytes] = []
-        """The names to come, the next name last."""
-
-    def list(self) -> None:
-        self.names = sorted(map(os.fsencode, os.listdir(self.source)), reverse=True)
-
-    def below(self, name: bytes) -> _Pair:
-        """Open the directories of this name in both. Raises OSError."""
-        source = open_directory(name, self.source)
-        try:
-            return _Pair(source, open_directory(name, self.target))
-        except BaseException:
-            os.close(source)
-            raise
-
-    def close(self) -> None:
-        os.close(self.source)
-        os.close(self.target)
-
-
-def _merge(source: int, target: int, path: str, *, is_trial: bool) -> None:
-    """Move the content of ``source`` into ``target``, directories into directories.
-
-    A trial only looks for conflicts. Raises Conflict, OSError. The merge descends while both sides
-    have directories of the same names, at most half of PATH_MAX deep. A recursive Python function
-    could not call itself so often.
-    """
-    levels = [_Pair(os.dup(source), os.dup(target))]
-    try:
-        levels[0].list()
-        while levels:
-            level = levels[-1]
-            if not level.names:
-                levels.pop().close()
-                continue
-            name = level.names.pop()
-            source_stat = os.stat(name, dir_fd=level.source, follow_symlinks=False)
-            try:
-                target_stat = os.stat(name, dir_fd=level.target, follow_symlinks=False)
-            except FileNotFoundError:
-                if not is_trial:
-                    os.rename(name, name, src_dir_fd=level.source, dst_dir_fd=level.target)
-                continue
-            if stat.S_ISDIR(source_stat.st_mode) != stat.S_ISDIR(target_stat.st_mode):
-                shown = repr(name.decode("utf-8", "replace"))
-                raise Conflict(
-                    f"{path!r}: {shown} in the archive would take the place of something of "
-                    "another kind; remove that first"
-                )
-            if stat.S_ISDIR(source_stat.st_mode):
-                levels.append(level.below(name))
-                levels[-1].list()
-            elif not is_trial:
-                os.rename(name, name, src_dir_fd=level.source, dst_dir_fd=level.target)
-    finally:
-        for level in levels:
-            level.close()
 
 
 def unpack(
@@ -366,7 +327,6 @@ def unpack(
         with root.resolve(path) as resolved:
             if resolved.leaf_stat is not None:
                 raise InvalidArgument(f"{path!r} is not a directory, or a parent of it is not")
-            room = root.room_of(resolved.directory)
-            return Extraction(resolved, path, kind, limits, sha256, room)
+            return Extraction(resolved, path, kind, limits, sha256, root.room_of)
 
     return retry_on_change(attempt, path)

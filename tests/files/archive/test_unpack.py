@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
+import lzma
 import os
 import random
 import stat
 import struct
+import subprocess
 import tarfile
 import zipfile
 from typing import TYPE_CHECKING, Literal
@@ -395,3 +398,45 @@ def test_a_zip_has_as_many_entries_as_are_allowed(root: Root, base: Path) -> Non
     assert names(3) == ["x", "y", "z"]
     with pytest.raises(Conflict, match="more than 2 entries"):
         names(2)
+
+
+@pytest.mark.parametrize("kind", [None, "tar", "zip"])
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("tar.bz2", bz2.compress(tarred(("x", tarfile.REGTYPE, "")))),
+        ("tar.xz", lzma.compress(tarred(("x", tarfile.REGTYPE, "")))),
+        ("tar.zst", bytes.fromhex("28b52ffd0458") + bytes(1000)),
+        ("7z", b"7z\xbc\xaf\x27\x1c" + bytes(1000)),
+        ("rar", b"Rar!\x1a\x07\x01\0" + bytes(1000)),
+    ],
+)
+def test_an_archive_of_another_format_is_named_with_the_formats_to_send(
+    root: Root, base: Path, kind: ArchiveFormat | None, name: str, head: bytes
+) -> None:
+    extraction = unpack.unpack(root, "out", kind, LIMITS)
+    extraction.write(head[:7])
+    with pytest.raises(InvalidArgument, match=f"is a {name}; send a tar, tar.gz or zip"):
+        extraction.write(head[7:])
+    assert os.listdir(base) == []
+
+
+def test_an_old_tar_may_begin_with_the_name_of_another_format(root: Root, base: Path) -> None:
+    old = bytearray(tarred(("BZh9", tarfile.REGTYPE, "")))
+    old[148:156], old[257:265] = b"        ", bytes(8)  # without the mark of a tar
+    old[148:156] = b"%06o\0 " % sum(old[:512])
+    extraction = unpack.unpack(root, "out", None, LIMITS)
+    extraction.write(bytes(old))
+    extraction.commit()
+    assert os.listdir(base / "out") == ["BZh9"]
+
+
+def test_a_sparse_file_in_an_archive_is_refused_with_the_way_out(root: Root, base: Path) -> None:
+    with (base / "hole").open("wb") as file:
+        file.truncate(10 << 20)
+    for tar_format in ("gnu", "posix"):
+        command = ["tar", "-C", str(base), "--sparse", f"--format={tar_format}", "-cf", "-", "hole"]
+        content = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+        with pytest.raises(InvalidArgument, match="without --sparse"):
+            unpacked(root, content)
+    assert os.listdir(base) == ["hole"]

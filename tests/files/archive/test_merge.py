@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import stat
+import tarfile
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from execd.errors import PermissionDenied
+from execd.files.archive import unpack
+from execd.files.archive.tree import UnpackingLimits
+from tests.files.conftest import on_small_tmpfs, unprivileged
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from execd.files.root import Root
+
+# The base dir has three mounts: ``data`` (a tmpfs of 256 KiB), ``bound`` (a directory of the same
+# file system) and ``config`` (a file of the same file system).
+MERGE = """
+import ctypes, os
+from execd.errors import ExecdError
+from execd.files.archive import unpack
+from execd.files.archive.tree import UnpackingLimits
+from execd.files.root import Root
+base = os.path.dirname(mount_point)
+libc = ctypes.CDLL(None, use_errno=True)
+MS_RDONLY, MS_REMOUNT, MS_BIND = 1, 32, 4096
+def bind(name, *, read_only):
+    source, target = (f"{base}/../{name}".encode(), f"{base}/{name}".encode())
+    assert libc.mount(source, target, None, MS_BIND, None) == 0
+    if read_only:
+        flags = MS_BIND | MS_REMOUNT | MS_RDONLY
+        assert libc.mount(None, target, None, flags, None) == 0, os.strerror(ctypes.get_errno())
+bind("bound", read_only=READ_ONLY == "bound")
+bind("config", read_only=READ_ONLY == "config")
+os.makedirs(mount_point + "/deep/er")
+open(mount_point + "/deep/er/own", "w").write("own")
+extraction = unpack.unpack(Root(base), ".", "tar", UnpackingLimits(1 << 30, 1000))
+try:
+    extraction.write(open(f"{base}/../archive", "rb").read())
+    extraction.commit()
+except ExecdError as error:
+    result["error"] = [error.code, error.message]
+for parent, directories, files in os.walk(base):
+    for name in files:
+        path = os.path.join(parent, name)
+        result[os.path.relpath(path, base)] = open(path).read(100)
+    for name in directories:
+        path = os.path.join(parent, name)
+        result.setdefault("directories", []).append(os.path.relpath(path, base))
+result["times"] = os.stat(base + "/data/deep/b").st_mtime if "error" not in result else None
+"""
+OLD = {"aaa": "old", "config": "old", "zzz": "old", "data/deep/er/own": "own"}
+NAMES = ("aaa", "bound/b", "config", "data/deep/b", "data/deep/er/b", "data/new/b", "zzz")
+
+
+def merged(base: Path, read_only: str = "", large: str = "") -> dict[str, Any]:
+    """Unpack an archive of ``NAMES`` over ``OLD``, in the mounts of ``MERGE``."""
+    for name in ("data", "bound", "../bound"):
+        (base / name).mkdir()
+    for name in ("aaa", "config", "zzz", "../config"):
+        (base / name).write_text("old")
+    with tarfile.open(base.parent / "archive", mode="w") as archive:
+        for name in NAMES:
+            content = b"new" + (bytes(300 << 10) if name == large else b"")
+            info = tarfile.TarInfo(name)
+            info.size, info.mtime = len(content), 1_700_000_000
+            archive.addfile(info, io.BytesIO(content))
+    script = f"READ_ONLY = {json.dumps(read_only)}\n" + MERGE
+    return on_small_tmpfs(base / "data", script)
+
+
+def test_an_archive_is_unpacked_over_mounted_directories_and_files(base: Path) -> None:
+    found = merged(base)
+    assert sorted(found.pop("directories")) == [
+        "bound",
+        "data",
+        "data/deep",
+        "data/deep/er",
+        "data/new",
+    ]
+    assert found.pop("times") == 1_700_000_000
+    assert found == dict.fromkeys(NAMES, "new") | {"data/deep/er/own": "own"}
+    assert (base / "../config").read_text() == "new", "written in place, not replaced"
+
+
+@pytest.mark.parametrize(
+    ("read_only", "large", "code", "named"),
+    [
+        ("bound", "", "READ_ONLY", "bound"),
+        ("config", "", "READ_ONLY", "config"),
+        ("", "data/deep/er/b", "NO_SPACE", "data"),
+    ],
+)
+def test_an_archive_that_a_mount_below_refuses_changes_nothing(
+    base: Path, read_only: str, large: str, code: str, named: str
+) -> None:
+    found = merged(base, read_only, large)
+    refusal = found.pop("error")
+    assert (refusal[0], named in refusal[1]) == (code, True)
+    assert sorted(found.pop("directories")) == ["bound", "data", "data/deep", "data/deep/er"]
+    assert found.pop("times") is None
+    assert found == OLD
+
+
+def test_an_archive_changes_nothing_where_one_directory_takes_no_entries(
+    root: Root, base: Path
+) -> None:
+    (base / "closed/open").mkdir(parents=True)
+    for name in ("aaa", "closed/open/x"):
+        (base / name).write_text("old")
+    (base / "closed").chmod(0o555)
+
+    def unpacked(*names: str) -> None:
+        raw = io.BytesIO()
+        with tarfile.open(fileobj=raw, mode="w") as archive:
+            for name in names:
+                archive.addfile(tarfile.TarInfo(name))
+        extraction = unpack.unpack(root, ".", "tar", UnpackingLimits(1 << 30, 1000))
+        extraction.write(raw.getvalue())
+        extraction.commit()
+
+    with pytest.raises(PermissionDenied, match="closed"):
+        unprivileged(lambda: unpacked("aaa", "closed/y"))
+    assert (base / "aaa").read_text() == "old"
+    assert sorted(os.listdir(base)) == ["aaa", "closed"]
+    unprivileged(lambda: unpacked("aaa", "closed/open/x"))
+    assert (base / "aaa").read_text() == (base / "closed/open/x").read_text() == ""
+
+
+def test_directories_of_an_archive_get_their_modes_and_existing_directories_keep_theirs(
+    root: Root, base: Path
+) -> None:
+    modes = {"closed": 0o555, "closed/in": 0o500, "group": 0o2770, "sticky": 0o1777}
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as archive:
+        for name, mode in modes.items():
+            info = tarfile.TarInfo(name)
+            info.type, info.mode = tarfile.DIRTYPE, mode
+            archive.addfile(info)
+        archive.addfile(tarfile.TarInfo("closed/in/x"))
+
+    def unpacked(path: str) -> dict[str, int]:
+        extraction = unpack.unpack(root, path, "tar", UnpackingLimits(1 << 30, 1000))
+        extraction.write(raw.getvalue())
+        extraction.commit()
+        assert (base / path / "closed/in/x").is_file()
+        return {name: stat.S_IMODE((base / path / name).stat().st_mode) for name in modes}
+
+    try:
+        assert unprivileged(lambda: unpacked("new")) == modes
+        (base / "there/sticky").mkdir(parents=True, mode=0o755)
+        assert unprivileged(lambda: unpacked("there")) == modes | {"sticky": 0o755}
+    finally:
+        for path in base.rglob("closed"):  # pytest could not remove these
+            path.chmod(0o755)
+            (path / "in").chmod(0o755)
