@@ -103,6 +103,31 @@ def test_downloads_arrive_in_full(
             assert b"".join(client.files.stream("down/large")) == content, seed
 
 
+def test_a_log_that_grows_arrives_as_it_was_at_the_beginning(
+    proxy: CuttingProxy, sandbox: Execd, tmp_path: Path, seed: int
+) -> None:
+    content = random.Random(seed).randbytes(FILE_BYTES)
+    sandbox.files.write("down/log", content)
+    while proxy.n_cuts < CUTS_OF_A_KIND:
+        with cut_client(proxy, 6, FILE_BYTES // 2) as client:
+            received = b""
+            for piece in client.files.stream("down/log"):
+                if not received:
+                    sandbox.run("echo more >> down/log").check()
+                received += piece
+        assert received.startswith(content), seed
+        whole = sandbox.files.read("down/log")
+        assert whole.startswith(received), seed
+        with cut_client(proxy, 6, FILE_BYTES // 2) as client:
+            client.files.download(
+                "down/log",
+                tmp_path / "log",
+                progress=lambda done, _: done or sandbox.run("echo more >> down/log"),
+            )
+        assert (tmp_path / "log").read_bytes().startswith(whole), seed
+        assert os.listdir(tmp_path) == ["log"]
+
+
 def test_directories_arrive_in_full(
     proxy: CuttingProxy, sandbox: Execd, tmp_path: Path, seed: int
 ) -> None:

@@ -234,6 +234,106 @@ def test_a_changed_file_is_fetched_again_and_an_equal_file_is_not(
     assert (tmp_path / "target/b").stat().st_ino == kept
 
 
+def test_files_that_changed_within_a_second_are_fetched_again(
+    sandbox: Execd, tmp_path: Path
+) -> None:
+    """Same size, same time: only the content tells."""
+    target = tmp_path / "target"
+    sandbox.run(
+        "rm -rf stamps; mkdir stamps; echo 10 > stamps/a; echo 20 > stamps/b; ln -sf a stamps/c"
+    ).check()
+    sandbox.run("touch -d @1700000000 stamps/*").check()
+    sandbox.files.download_dir("stamps", target)
+    sandbox.run("echo 99 > stamps/a; touch -d @1700000000 stamps/a").check()
+    sandbox.run("chmod 755 stamps/b; rm stamps/c; echo 30 > stamps/c").check()
+    sandbox.files.download_dir("stamps", target)
+    assert [(target / name).read_text() for name in "abc"] == ["99\n", "20\n", "30\n"]
+    assert (target / "b").stat().st_mode & 0o777 == 0o755
+    sandbox.run("ln -sf a stamps/b").check()
+    sandbox.files.download_dir("stamps", target)
+    assert (os.readlink(target / "b"), (target / "b").read_text()) == ("a", "99\n")
+
+
+def test_a_log_that_grows_is_read_up_to_its_size_at_the_beginning(
+    sandbox: Execd, tmp_path: Path
+) -> None:
+    sandbox.files.write("logs/live", b"")
+    n_lines = 0
+
+    def grow(*_: int) -> None:
+        nonlocal n_lines
+        n_lines += 1
+        sandbox.run(
+            f"head -c 100000 /dev/zero | tr '\\0' x >> logs/live; echo {n_lines} >> logs/live"
+        )
+
+    grow()
+    for _ in range(3):
+        sandbox.files.download("logs/live", tmp_path / "live", progress=grow)
+        (tmp_path / "kept").mkdir(exist_ok=True)
+        (tmp_path / "kept/other").touch()
+        sandbox.files.download_dir("logs", tmp_path / "kept", progress=grow)
+        read = b""
+        for piece in sandbox.files.stream("logs/live"):
+            read += piece
+            grow()
+        whole = sandbox.files.read("logs/live")
+        for part in (read, (tmp_path / "live").read_bytes(), (tmp_path / "kept/live").read_bytes()):
+            assert len(part) > 100_000
+            assert whole.startswith(part)
+            assert part.endswith(b"\n"), "the log at one moment"
+    assert sorted(os.listdir(tmp_path)) == ["kept", "live"], "no part is left"
+
+
+def test_a_local_log_that_grows_is_sent_up_to_its_size_at_the_beginning(
+    sandbox: Execd, tmp_path: Path
+) -> None:
+    local = tmp_path / "log"
+    local.write_bytes(CONTENT)
+
+    def grow(*_: int) -> None:
+        with local.open("ab") as log:
+            log.write(b"more")
+
+    sandbox.files.upload(local, "grown/log", progress=grow)
+    assert sandbox.files.read("grown/log") == CONTENT
+
+
+@pytest.mark.parametrize("size", [5, 3 << 20])
+def test_an_upload_follows_a_link_at_every_size(sandbox: Execd, tmp_path: Path, size: int) -> None:
+    content = CONTENT[:size]
+    (tmp_path / "file").write_bytes(content)
+    for command, end in (
+        ("touch linked/deep/end; ln -s deep/end linked/name", "linked/deep/end"),
+        ("ln -s next linked/name; ln -s $PWD/linked/deep/end linked/next", "linked/deep/end"),
+        ("ln -s deep/missing linked/name", "linked/deep/missing"),
+    ):
+        sandbox.run(f"rm -rf linked; mkdir -p linked/deep; {command}").check()
+        sandbox.files.upload(tmp_path / "file", "linked/name")
+        sandbox.run("test -L linked/name").check()
+        assert sandbox.files.read(end) == content
+    sandbox.run("rm -rf linked; mkdir -p linked/deep; ln -s deep linked/name").check()
+    with pytest.raises((Conflict, InvalidArgument), match="is a directory"):
+        sandbox.files.upload(tmp_path / "file", "linked/name")
+    assert sandbox.run("ls -A linked/deep").stdout == ""
+
+
+def test_an_upload_of_a_directory_replaces_a_link_at_every_size(
+    sandbox: Execd, tmp_path: Path
+) -> None:
+    (tmp_path / "source").mkdir()
+    sizes = {"small": 5, "large": 9 << 20}
+    for name, size in sizes.items():
+        with (tmp_path / "source" / name).open("wb") as file:
+            file.truncate(size)
+    sandbox.run(
+        "rm -rf into; mkdir into; echo kept > into/end; ln -s end into/small; ln -s end into/large"
+    ).check()
+    sandbox.files.upload_dir(tmp_path / "source", "into")
+    assert sandbox.files.read("into/end") == b"kept\n"
+    assert {name: sandbox.files.stat(f"into/{name}").size for name in sizes} == sizes
+
+
 def test_links_that_lead_out_are_left_out_and_named_both_ways(
     sandbox: Execd, tmp_path: Path
 ) -> None:

@@ -2,7 +2,8 @@
 
 Up: small files travel in tar archives of some megabytes, each of which is one request that may be
 repeated; large files travel alone and resume. Down: the whole as one archive; after a cut, and for
-a directory that is partly there, file by file, and only files whose size or time differ.
+a directory that is partly there, file by file, and only files whose size or digest differ. (Times
+do not tell: a file may be written twice within the precision of a time.)
 
 One rule for links, both ways: a link whose target is absolute, or leads out of the copied
 directory, is left out and named; other links stay links.
@@ -17,6 +18,7 @@ import tempfile
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
+from stat import S_ISREG
 from typing import IO, TYPE_CHECKING, cast
 from urllib.parse import quote, unquote_to_bytes
 
@@ -33,7 +35,17 @@ from execd_client.tar_files import (
     unpack,
     without_links_out,
 )
-from execd_client.transfers import change, download, exists, listing, sha256_header, stat, upload
+from execd_client.transfers import (
+    change,
+    digest_of,
+    download,
+    exists,
+    has_digest,
+    listing,
+    sha256_header,
+    stat,
+    upload,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,7 +133,8 @@ def _send(found: list[Entry], remote: str, report: _Sum, patience: Patience) -> 
         report.add(sum(entry.size for entry in batch))
     for entry in found:
         if entry.is_large:
-            yield from _upload_file(entry, remote, report, patience)
+            # as an archive does with a link in the place of a small file
+            yield from _upload_file(entry, remote, report, patience, replaces_link=True)
 
 
 def _put_in_place(part: str, remote: str, patience: Patience) -> Plan[None]:
@@ -149,12 +162,16 @@ def _upload_one_by_one(
         if entry.path.is_dir():
             yield from change("mkdir", {"path": os.path.join(remote, entry.name)}, patience)
         else:
-            yield from _upload_file(entry, remote, report, patience)
+            yield from _upload_file(entry, remote, report, patience, replaces_link=False)
 
 
-def _upload_file(entry: Entry, remote: str, report: _Sum, patience: Patience) -> Plan[None]:
+def _upload_file(
+    entry: Entry, remote: str, report: _Sum, patience: Patience, *, replaces_link: bool
+) -> Plan[None]:
     target = os.path.join(remote, entry.name)
-    yield from upload(entry.path, target, None, report.of_one_file, patience)
+    yield from upload(
+        entry.path, target, None, report.of_one_file, patience, replaces_link=replaces_link
+    )
     report.add(entry.size)
 
 
@@ -263,9 +280,12 @@ def _download_tree(
         modified = datetime.fromisoformat(entry.modified_at).timestamp()
         is_directory = entry.type == "directory"
         tree.report.total += 0 if is_directory else entry.size
-        if not is_directory and (yield Local(_is_same, target, entry.size, modified)):
-            tree.report.add(entry.size)
-            continue
+        if not is_directory and (yield Local(_has_size, target, entry.size)):
+            digest: bytes = yield Local(digest_of, target, entry.size)
+            if (yield from has_digest(source, digest, patience)):
+                yield Local(_take_over, target, entry.mode, modified)
+                tree.report.add(entry.size)
+                continue
         facts = yield from stat(source, patience, follow=False)
         if facts.type == "symlink":
             # Followed, a link to a parent would never end.
@@ -308,19 +328,22 @@ def _link(local: Path, name: str, target: str, tree: _Tree) -> None:
     if leads_out(name, target):
         tree.left_out.append(left_out_link(name, target))
         return
-    if local.is_symlink():
+    if local.is_symlink() or local.exists():
         local.unlink()
-    if not local.exists():
-        local.symlink_to(target)
+    local.symlink_to(target)
 
 
-def _is_same(local: Path, size: int, modified: float) -> bool:
-    """rsync's rule: the same size and the same time, in whole seconds."""
+def _has_size(local: Path, size: int) -> bool:
     try:
-        found = local.stat()
+        found = local.lstat()
     except OSError:
         return False
-    return found.st_size == size and int(found.st_mtime) == int(modified)
+    return S_ISREG(found.st_mode) and found.st_size == size
+
+
+def _take_over(local: Path, mode: str, modified: float) -> None:
+    local.chmod(int(mode, 8))
+    os.utime(local, (modified, modified))
 
 
 def _archive_route(remote: str, patience: Patience) -> Plan[str | None]:

@@ -4,6 +4,9 @@ A large upload grows a file beside the target, whose name has the digest of the 
 upload of the same content, also by another process, goes on where the first broke off. A download
 grows a local file whose name has the entity tag of the remote file. The last step of both is a
 rename, so nobody sees half a file under the final name.
+
+A file may grow meanwhile, as logs do. A transfer takes the bytes that were there at the beginning,
+and their digest tells at the end that they are still the same.
 """
 
 from __future__ import annotations
@@ -45,6 +48,8 @@ PIECE_BYTES = 256 * 1024
 ONE_REQUEST_BYTES = 1 << 20
 """A file up to this size is written by one request, which is repeated as a whole."""
 ATTEMPTS_WITH_ANOTHER_CONTENT = 3
+MAX_LINKS = 40
+"""As many as the kernel follows, path_resolution(7)."""
 
 
 def file_path(path: str, **query: str | int | bool | None) -> str:
@@ -127,9 +132,16 @@ def write(path: str, content: bytes, mode: str | None, patience: Patience) -> Pl
 
 
 def upload(
-    local: Path, remote: str, mode: str | None, progress: Progress | None, patience: Patience
+    local: Path,
+    remote: str,
+    mode: str | None,
+    progress: Progress | None,
+    patience: Patience,
+    *,
+    replaces_link: bool = False,
 ) -> Plan[None]:
-    """Send a local file. Raises TransferFailed when the local file changes meanwhile."""
+    """Send a local file. A link at ``remote`` is followed, as by a write, unless
+    ``replaces_link``. Raises TransferFailed when the local file changes meanwhile."""
     facts: os.stat_result = yield Local(local.stat)
     size, mode = facts.st_size, mode or f"{facts.st_mode & 0o777:04o}"
     if size <= ONE_REQUEST_BYTES:
@@ -138,12 +150,8 @@ def upload(
         if progress:
             progress(len(content), len(content))
         return
-    try:
-        if (yield from stat(remote, patience)).type == "directory":
-            raise Conflict(f"{remote} is a directory: name the file")
-    except NotFound:
-        pass
-    digest: bytes = yield Local(_digest_of, local)
+    remote = yield from _target(remote, replaces_link, patience)
+    digest: bytes = yield Local(digest_of, local, size)
     folder, name = os.path.split(remote)
     part = os.path.join(folder, part_name(name, digest.hex()[:16]))
     sent = yield from _grow(local, part, size, digest, progress, patience)
@@ -151,6 +159,23 @@ def upload(
         raise TransferFailed(f"{local} has changed during the upload")
     yield from change("chmod", {"path": part, "mode": mode}, patience)
     yield from _put_in_place(part, remote, digest, patience)
+
+
+def _target(remote: str, replaces_link: bool, patience: Patience) -> Plan[str]:
+    """The path at the end of the links of ``remote``, where a rename replaces what a write would
+    replace. Raises Conflict for a directory."""
+    target = remote
+    for _ in range(MAX_LINKS):
+        try:
+            facts = yield from stat(target, patience, follow=False)
+        except NotFound:
+            return target
+        if facts.type == "directory":
+            raise Conflict(f"{remote} is a directory: name the file")
+        if facts.type != "symlink" or replaces_link:
+            return target
+        target = os.path.join(os.path.dirname(target), facts.target or "")
+    raise Conflict(f"{remote} is a link that leads to no file")
 
 
 def _grow(
@@ -170,7 +195,7 @@ def _grow(
             done = 0
         if progress:
             progress(done, size)
-        if done == size and (yield from _has_digest(part, digest, patience)):
+        if done == size and (yield from has_digest(part, digest, patience)):
             return size
         report = _Report(progress, done, size, patience)
         request = Request(
@@ -200,7 +225,7 @@ def _grow(
             yield from _remove_quietly(part, patience)
             if attempts >= ATTEMPTS_WITH_ANOTHER_CONTENT:
                 raise
-            if (yield Local(_digest_of, local)) != digest:
+            if (yield Local(digest_of, local, size)) != digest:
                 raise TransferFailed(f"{local} has changed during the upload") from None
 
 
@@ -215,7 +240,7 @@ def _put_in_place(part: str, remote: str, digest: bytes, patience: Patience) -> 
         except ConnectionLost as lost:
             yield from patience.after_cut(Cut(str(lost), was_sent=True))
         except NotFound:
-            if (yield from _has_digest(remote, digest, patience)):
+            if (yield from has_digest(remote, digest, patience)):
                 return
             raise
 
@@ -228,7 +253,7 @@ def _size_of(path: str, patience: Patience) -> Plan[int]:
     return int(reply.headers["content-length"])
 
 
-def _has_digest(path: str, digest: bytes, patience: Patience) -> Plan[bool]:
+def has_digest(path: str, digest: bytes, patience: Patience) -> Plan[bool]:
     wants = {"Want-Repr-Digest": "sha-256=1"}
     try:
         reply = yield from call(Request("HEAD", file_path(path), wants), patience)
@@ -254,9 +279,12 @@ def _pieces(local: Path, start: int, end: int) -> Iterator[bytes]:
             yield piece
 
 
-def _digest_of(local: Path) -> bytes:
-    with local.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()
+def digest_of(local: Path, n_bytes: int) -> bytes:
+    """The digest of the first bytes: a local file may grow meanwhile."""
+    digest = hashlib.sha256()
+    for piece in _pieces(local, 0, n_bytes):
+        digest.update(piece)
+    return digest.digest()
 
 
 class _Report:
@@ -281,18 +309,18 @@ class _Report:
 
 def chunks(path: str, patience: Patience) -> Plan[None]:
     """Emit the bytes of a remote file, over as many connections as needed. Raises TransferFailed
-    when the file changes meanwhile: bytes of two versions never come together."""
-    done, etag = 0, ""
+    when these bytes change meanwhile. A file may grow: the bytes come that were there first."""
+    done, total, etag = 0, 0, ""
+    announced: str | None = None
     digest = hashlib.sha256()
     while True:
         try:
-            stream = yield from _open(path, done, etag, patience)
-        except PreconditionFailed:
+            stream = yield from _open(path, done, total if announced else 0, etag, patience)
+        except (PreconditionFailed, RangeNotSatisfiable):
             raise TransferFailed(f"{path} has changed during the download") from None
         if done == 0:
-            etag = stream.headers.get("etag", "")
-        total = _total_bytes(stream)
-        announced = stream.headers.get("repr-digest")
+            etag, total = stream.headers.get("etag", ""), _total_bytes(stream)
+            announced = stream.headers.get("repr-digest")
         try:
             while (chunk := (yield NextChunk(stream))) is not None:
                 patience.alive()
@@ -311,7 +339,9 @@ def chunks(path: str, patience: Patience) -> Plan[None]:
         return
 
 
-def _open(path: str, start: int, etag: str, patience: Patience) -> Plan[Opened]:
+def _open(path: str, start: int, total: int, etag: str, patience: Patience) -> Plan[Opened]:
+    """Open the file from ``start`` on. ``total``: the length of the bytes with a known digest; 0
+    if none is known. Raises PreconditionFailed, RangeNotSatisfiable."""
     headers = {"Want-Repr-Digest": "sha-256=1"}
     if start:
         # If-Match instead of If-Range: the bytes before are with the caller already.
@@ -321,11 +351,23 @@ def _open(path: str, start: int, etag: str, patience: Patience) -> Plan[Opened]:
     except RangeNotSatisfiable:
         # Cut after the last byte.
         stream = yield from opened(Request("HEAD", file_path(path), headers), patience)
+    except PreconditionFailed:
+        if start >= total:
+            raise
+        stream = yield from _open_grown(path, start, total, patience)
     if _is_listing(stream.headers):
         raise Conflict(f"{path} is a directory, and not a file: list the directory")
     if not stream.headers.get("content-type", "").startswith("application/octet-stream"):
         raise not_execd(stream.http_status, stream.headers)
     return stream
+
+
+def _open_grown(path: str, start: int, total: int, patience: Patience) -> Plan[Opened]:
+    """Open the rest of the first ``total`` bytes of a file that has changed. If the file has only
+    grown, the bytes make the digest that was announced; the caller compares. Raises
+    RangeNotSatisfiable."""
+    headers = {"Range": f"bytes={start}-{total - 1}"}
+    return (yield from opened(Request("GET", file_path(path), headers), patience))
 
 
 def _total_bytes(stream: Opened) -> int:
@@ -384,7 +426,7 @@ def download(remote: str, local: Path, progress: Progress | None, patience: Pati
         part = local.with_name(part_name(local.name, tag))
         try:
             yield from _fetch(remote, part, etag, facts.size, progress, patience)
-        except (PreconditionFailed, TransferFailed):
+        except (PreconditionFailed, RangeNotSatisfiable, TransferFailed):
             yield Local(part.unlink, True)
             if attempt == ATTEMPTS_WITH_ANOTHER_CONTENT - 1:
                 raise TransferFailed(f"{remote} changes during the download") from None
@@ -397,7 +439,8 @@ def download(remote: str, local: Path, progress: Progress | None, patience: Pati
 def _fetch(
     remote: str, part: Path, etag: str, size: int, progress: Progress | None, patience: Patience
 ) -> Plan[None]:
-    """Grow the partial file until it is whole, and compare the digest."""
+    """Grow the partial file until it is whole, and compare the digest. ``etag`` and ``size`` are
+    those of the partial file; a new partial file takes those of the first reply."""
     file: IO[bytes] = yield Local(part.open, "ab")
     try:
         announced: str | None = None
@@ -409,18 +452,28 @@ def _fetch(
                 raise TransferFailed(f"{part} is longer than {remote}")
             if done == size and announced is not None:
                 break
-            if done == size:
-                wants = {"Want-Repr-Digest": "sha-256=1", "If-Match": etag}
-                reply = yield from call(Request("HEAD", file_path(remote), wants), patience)
+            headers = {"Want-Repr-Digest": "sha-256=1"}
+            if done:
+                headers["If-Match"] = etag
+            if done and done == size:
+                reply = yield from call(Request("HEAD", file_path(remote), headers), patience)
                 announced = reply.headers.get("repr-digest", "")
                 continue
-            headers = {"Want-Repr-Digest": "sha-256=1", "If-Match": etag}
             if done:
                 headers["Range"] = f"bytes={done}-"
-            stream = yield from opened(Request("GET", file_path(remote), headers), patience)
-            announced = stream.headers.get("repr-digest", "")
+            try:
+                stream = yield from opened(Request("GET", file_path(remote), headers), patience)
+            except PreconditionFailed:
+                if not announced:
+                    raise
+                stream = yield from _open_grown(remote, done, size, patience)
             if done and stream.http_status != 206:
                 raise TransferFailed(f"{remote}: the range was not served")
+            if not done:
+                etag = stream.headers.get("etag", etag)
+                size = int(stream.headers.get("content-length", size))
+            if not done or announced is None:
+                announced = stream.headers.get("repr-digest", "")
             try:
                 while (chunk := (yield NextChunk(stream))) is not None:
                     patience.alive()
@@ -438,7 +491,7 @@ def _fetch(
     finally:
         file.close()
     if announced:
-        digest: bytes = yield Local(_digest_of, part)
+        digest: bytes = yield Local(digest_of, part, size)
         if sha256_header(digest) != announced:
             raise TransferFailed(f"{remote} has another digest than announced")
 

@@ -11,7 +11,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from execd.errors import PayloadTooLarge, ResourceExhausted
+from execd.errors import Conflict, PayloadTooLarge, ResourceExhausted
 
 if TYPE_CHECKING:
     import hashlib
@@ -120,18 +120,23 @@ class OpenedFile:
             loop.remove_writer(self._socket)
 
     async def sha256(self) -> bytes:
-        """Return the digest of the file. A cancellation stops the reading after a piece."""
+        """Return the digest of the first ``size_bytes``, which a reply holds even if the file grows
+        meanwhile. A cancellation stops the reading after a piece. Raises Conflict if the file has
+        become shorter."""
         import hashlib  # see lean_imports
 
         digest, offset = hashlib.sha256(), 0
-        while True:
+        while offset < self.size_bytes:
             n_bytes = await self._threads.run(partial(self._hash, digest, offset))
             if not n_bytes:
-                return digest.digest()
+                raise Conflict(
+                    f"{self.name!r} became shorter while it was being read; repeat the request"
+                )
             offset += n_bytes
+        return digest.digest()
 
     def _hash(self, digest: hashlib._Hash, offset: int) -> int:
-        data = self._read(offset, HASHED_AT_ONCE_BYTES)
+        data = self._read(offset, min(HASHED_AT_ONCE_BYTES, self.size_bytes - offset))
         assert len(data) <= HASHED_AT_ONCE_BYTES
         digest.update(data)
         return len(data)

@@ -10,6 +10,7 @@ import pytest
 from execd.engine.files import transfers
 from execd.engine.files.threads import FileThreads
 from execd.engine.files.transfers import OpenedFile, PackedUpload, Places
+from execd.errors import Conflict
 from execd.files.read import RegularFile
 from execd.proc.spawn import KEEP_IDENTITY
 
@@ -45,3 +46,18 @@ async def test_a_digest_is_that_of_all_pieces_of_the_file(
     fd = os.open(tmp_path / "file", os.O_RDONLY | os.O_CLOEXEC)
     async with OpenedFile(threads, RegularFile(fd, "file")) as file:
         assert await file.sha256() == hashlib.sha256(content).digest()
+
+
+async def test_a_digest_is_that_of_the_size_at_the_beginning(
+    tmp_path: Path, threads: FileThreads
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"first")
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    async with OpenedFile(threads, RegularFile(fd, "file")) as file:
+        with path.open("ab") as log:
+            log.write(b"and more")
+        assert await file.sha256() == hashlib.sha256(b"first").digest()
+        os.truncate(path, 3)
+        with pytest.raises(Conflict, match="became shorter"):
+            await file.sha256()
