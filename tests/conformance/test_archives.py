@@ -83,7 +83,10 @@ def tree(run: Run, folder: str) -> str:
 def test_directory_goes_down_and_up_again_unchanged(
     target: Target, run: Run, folder: str, kind: str
 ) -> None:
-    run.out(f"cd {folder}; {MAKE_TREE}")
+    run.out(
+        f"cd {folder}; {MAKE_TREE}; mkdir src/sub/closed src/group src/sticky; "
+        "chmod 555 src/sub/closed; chmod 2775 src/group; chmod 1777 src/sticky"
+    )
     answer = target.request("GET", f"/v1/archive/{folder}/src?format={kind}")
     assert answer.http_status == 200
     assert answer.headers["Content-Disposition"] == f'attachment; filename="src.{kind}"'
