@@ -8,6 +8,7 @@ file, which is inside the root just as well. A link itself is removed or moved, 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import posixpath
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from execd.errors import Conflict, InvalidArgument, NotFound, PermissionDenied
 from execd.files.mounts import mount_of, mount_points
-from execd.files.paths import MAX_PATH_BYTES, blame, decode
+from execd.files.paths import blame_below, decode
 from execd.files.read import etag
 from execd.files.resolve import TreeChanged, identity
 from execd.files.root import Root, retry_on_change
@@ -25,7 +26,6 @@ from execd.files.write import replace
 from execd.model import NO_PRECONDITION
 
 if TYPE_CHECKING:
-    from execd.errors import ExecdError
     from execd.files.resolve import Forbidden, ResolvedPath
     from execd.model import Precondition
 
@@ -131,7 +131,7 @@ def remove(
                 _refuse_mount_points(resolved, path)
                 first_error = _remove_content(resolved.directory, resolved.forbidden)
                 if first_error is not None:
-                    raise _blame_below(first_error, path)
+                    raise blame_below(first_error, path, first_error.filename)
             if resolved.is_root:
                 return
             _rmdir(*resolved.parent())
@@ -152,12 +152,6 @@ def _refuse_mount_points(resolved: ResolvedPath, path: str) -> None:
             f"{min(found)!r}: is a mount point, which cannot be removed, so nothing was removed; "
             "remove the files in it and beside it by their own paths"
         )
-
-
-def _blame_below(error: OSError, path: str) -> ExecdError:
-    """Translate an error of ``_remove_content``."""
-    assert isinstance(error.filename, bytes)
-    return blame(error, repr(posixpath.join(path, decode(error.filename[-MAX_PATH_BYTES:]))))
 
 
 def _rmdir(parent: int, name: bytes) -> None:
@@ -270,7 +264,8 @@ def _parent_and_name(resolved: ResolvedPath) -> tuple[int, bytes]:
 
 
 def _unlink_second_name(origin: ResolvedPath, target: ResolvedPath) -> None:
-    """Remove the old name after a move to another name of the same file: rename(2) leaves both."""
+    """Remove the old name after a move to another name of the same file: rename(2) leaves both, but
+    not in gVisor."""
     there, moved = target.leaf_stat, origin.leaf_stat
     if there is None or moved is None or identity(there) != identity(moved):
         return
@@ -280,7 +275,8 @@ def _unlink_second_name(origin: ResolvedPath, target: ResolvedPath) -> None:
     )
     # A file system that ignores the case of letters has a single link under both spellings.
     if moved.st_nlink > 1 and not is_same_name:
-        os.unlink(origin.names[0], dir_fd=origin.directory)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(origin.names[0], dir_fd=origin.directory)
 
 
 def refuse_state_dir_below(root: Root, resolved: ResolvedPath) -> None:

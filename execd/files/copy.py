@@ -20,6 +20,7 @@ import msgspec
 
 from execd.errors import Conflict, InvalidArgument, NotFound, PreconditionFailed
 from execd.files import write
+from execd.files.paths import blame_below
 from execd.files.resolve import TreeChanged, identity, open_directory, reopen
 from execd.files.root import Root, retry_on_change
 from execd.files.syscalls import rename_without_replacing
@@ -97,6 +98,7 @@ def copy(
             origin.directory,
             directory,
             origin.forbidden,
+            source_path=source,
             mode=mode,
             overwrite=overwrite,
             stop=stop,
@@ -181,6 +183,7 @@ def copy_tree(
     target: int,
     forbidden: Forbidden,
     *,
+    source_path: str,
     mode: int | None,
     overwrite: bool = False,
     stop: Callable[[], bool] = lambda: False,
@@ -188,7 +191,8 @@ def copy_tree(
     keeps_times: bool = False,
 ) -> Copied:
     """Copy the content of the directory ``source`` into the directory ``target``, which gets
-    ``mode`` at the end. ``keeps_times``: files get the time of the last change of the content.
+    ``mode`` at the end. ``source_path`` is for errors. ``keeps_times``: files get the time of the
+    last change of the content.
 
     Each directory of the copy is held open, so the way up is never "..". Raises as ``copy``.
     """
@@ -200,25 +204,28 @@ def copy_tree(
         for visit in walk(source, forbidden, TEMPORARY_PREFIX):
             if stop():
                 break
-            match visit.step:
-                case Step.ENTER:
-                    assert visit.info is not None
-                    if len(made) > MAX_DEPTH:
-                        raise InvalidArgument(
-                            f"what is to be copied is more than {MAX_DEPTH} directories deep"
-                        )
-                    child, is_new = _enter(made[-1][0], visit.name)
-                    made.append((child, visit.info.st_mode if is_new else None))
-                    done.n_directories += 1
-                case Step.LEAVE:
-                    assert len(made) > 1, "the walk never leaves the top"
-                    _leave(*made.pop())
-                case Step.LEAF:
-                    _copy_leaf(visit, made[-1][0], overwrite, done, stop, room, keeps_times)
-                case Step.REFUSED if visit.error is not None:
-                    raise visit.error
-                case Step.REFUSED:
-                    done.n_skipped += 1
+            try:
+                match visit.step:
+                    case Step.ENTER:
+                        assert visit.info is not None
+                        if len(made) > MAX_DEPTH:
+                            raise InvalidArgument(
+                                f"what is to be copied is more than {MAX_DEPTH} directories deep"
+                            )
+                        child, is_new = _enter(made[-1][0], visit.name)
+                        made.append((child, visit.info.st_mode if is_new else None))
+                        done.n_directories += 1
+                    case Step.LEAVE:
+                        assert len(made) > 1, "the walk never leaves the top"
+                        _leave(*made.pop())
+                    case Step.LEAF:
+                        _copy_leaf(visit, made[-1][0], overwrite, done, stop, room, keeps_times)
+                    case Step.REFUSED if visit.error is not None:
+                        raise visit.error
+                    case Step.REFUSED:
+                        done.n_skipped += 1
+            except OSError as error:
+                raise blame_below(error, source_path, visit.path) from error
     except TreeChanged:
         # a second attempt would meet the files of the first attempt
         raise Conflict("what is to be copied was moved meanwhile; repeat the request") from None

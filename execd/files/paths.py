@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import posixpath
 from collections.abc import Callable, Iterable
 
 from execd.errors import (
@@ -79,6 +80,11 @@ def blame(error: OSError, subject: str) -> ExecdError:
         case errno.EMFILE | errno.ENFILE | errno.ENOMEM:
             return ResourceExhausted(reason)
     return Internal(reason)
+
+
+def blame_below(error: OSError, top: str, below: bytes) -> ExecdError:
+    """Translate an error about a file below the directory ``top``."""
+    return blame(error, repr(posixpath.join(top, decode(below[-MAX_PATH_BYTES:]))))
 
 
 def encode(path: str) -> bytes:

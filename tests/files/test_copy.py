@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from execd.errors import Conflict
+from execd.errors import Conflict, PermissionDenied
 from execd.files import copy
+from tests.files.conftest import unprivileged
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,3 +94,10 @@ def test_a_copy_keeps_the_holes_of_a_file(
     assert done.n_bytes == 30 << 20
     assert (base / "e/x").read_bytes() == (base / "d/x").read_bytes()
     assert (base / "e/x").stat().st_blocks <= (base / "d/x").stat().st_blocks + 8
+
+
+def test_the_error_of_a_copy_names_the_entry(root: Root, base: Path) -> None:
+    (base / "d/in").mkdir(parents=True)
+    (base / "d/in/x").touch(mode=0)
+    with pytest.raises(PermissionDenied, match="'d/in/x'"):
+        unprivileged(lambda: copy.copy(root, "d", "e"))

@@ -180,7 +180,7 @@ class Merge:
         below = level.below(name)
         try:
             self.merged.add(below.path)
-            if below.path in self._mount_points:
+            if below.path in self._mount_points and os.listdir(below.source):
                 if is_forbidden(below.target, os.fstat(below.target), -1, self._forbidden):
                     raise denied()
                 if is_trial:
@@ -202,6 +202,7 @@ class Merge:
                 below.source,
                 copied,
                 self._forbidden,
+                source_path=posixpath.join(self._path, decode(below.path)),
                 mode=None,
                 room=self._room_of(copied),
                 keeps_times=True,

@@ -18,7 +18,7 @@ import zlib
 from typing import TYPE_CHECKING
 
 from execd.errors import Conflict, NotFound
-from execd.files.paths import blame, decode
+from execd.files.paths import blame, blame_below, decode
 from execd.files.resolve import TreeChanged, identity, reopen
 from execd.files.root import Root, retry_on_change
 from execd.files.tree_walk import Step, walk
@@ -82,7 +82,7 @@ class Packing:
         self.n_zip_entries = 0
         """Entries packed so far into a zip, which are all in memory; 0 for a tar."""
         self._max_zip_entries = max_zip_entries
-        self._items = _items(resolved, skips_unreadable)
+        self._items = _items(resolved, path, skips_unreadable)
         pack_items = {"tar": _tar, "tar.gz": _tar_gz, "zip": self._zip}[kind]
         self._pieces = pack_items(self._items)
 
@@ -160,7 +160,9 @@ def pack(
     return retry_on_change(attempt, path)
 
 
-def _items(resolved: ResolvedPath, skips_unreadable: bool) -> Generator[_Item, None, None]:
+def _items(
+    resolved: ResolvedPath, path: str, skips_unreadable: bool
+) -> Generator[_Item, None, None]:
     if resolved.names:
         fd = reopen(resolved.leaf, os.O_RDONLY)
         try:
@@ -170,7 +172,7 @@ def _items(resolved: ResolvedPath, skips_unreadable: bool) -> Generator[_Item, N
         return
     for visit in walk(resolved.directory, resolved.forbidden, TEMPORARY_PREFIX):
         if visit.step is Step.REFUSED and visit.error is not None and not skips_unreadable:
-            raise visit.error
+            raise blame_below(visit.error, path, visit.path)
         if visit.step not in (Step.ENTER, Step.LEAF):
             continue
         assert visit.info is not None
@@ -195,9 +197,9 @@ def _items(resolved: ResolvedPath, skips_unreadable: bool) -> Generator[_Item, N
                     os.close(fd)
         except FileNotFoundError:
             continue
-        except PermissionError:
+        except PermissionError as error:
             if not skips_unreadable:
-                raise
+                raise blame_below(error, path, visit.path) from error
 
 
 def _tar(items: Iterator[_Item]) -> Generator[bytes, None, None]:

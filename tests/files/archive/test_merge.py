@@ -59,17 +59,22 @@ OLD = {"aaa": "old", "config": "old", "zzz": "old", "data/deep/er/own": "own"}
 NAMES = ("aaa", "bound/b", "config", "data/deep/b", "data/deep/er/b", "data/new/b", "zzz")
 
 
-def merged(base: Path, read_only: str = "", large: str = "") -> dict[str, Any]:
-    """Unpack an archive of ``NAMES`` over ``OLD``, in the mounts of ``MERGE``."""
+def merged(
+    base: Path, read_only: str = "", large: str = "", names: tuple[str, ...] = NAMES
+) -> dict[str, Any]:
+    """Unpack an archive of ``NAMES`` over ``OLD``, in the mounts of ``MERGE``. A name with a slash
+    at the end is a directory."""
     for name in ("data", "bound", "../bound"):
         (base / name).mkdir()
     for name in ("aaa", "config", "zzz", "../config"):
         (base / name).write_text("old")
     with tarfile.open(base.parent / "archive", mode="w") as archive:
-        for name in NAMES:
+        for name in names:
             content = b"new" + (bytes(300 << 10) if name == large else b"")
             info = tarfile.TarInfo(name)
             info.size, info.mtime = len(content), 1_700_000_000
+            if name.endswith("/"):
+                info.type, info.size, info.mode = tarfile.DIRTYPE, 0, 0o755
             archive.addfile(info, io.BytesIO(content))
     script = f"READ_ONLY = {json.dumps(read_only)}\n" + MERGE
     return on_small_tmpfs(base / "data", script)
@@ -106,6 +111,14 @@ def test_an_archive_that_a_mount_below_refuses_changes_nothing(
     assert sorted(found.pop("directories")) == ["bound", "data", "data/deep", "data/deep/er"]
     assert found.pop("times") is None
     assert found == OLD
+
+
+def test_a_read_only_mount_is_no_hindrance_where_the_archive_has_nothing_for_it(
+    base: Path,
+) -> None:
+    found = merged(base, "bound", names=("aaa", "bound/", "data/deep/b"))
+    assert "error" not in found
+    assert (found["aaa"], found["data/deep/b"], found["zzz"]) == ("new", "new", "old")
 
 
 def test_an_archive_changes_nothing_where_one_directory_takes_no_entries(
