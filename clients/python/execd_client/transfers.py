@@ -340,8 +340,8 @@ def chunks(path: str, patience: Patience) -> Plan[None]:
 
 
 def _open(path: str, start: int, total: int, etag: str, patience: Patience) -> Plan[Opened]:
-    """Open the file from ``start`` on. ``total``: the length of the bytes with a known digest; 0
-    if none is known. Raises PreconditionFailed, RangeNotSatisfiable."""
+    """Open the file from ``start`` on. ``total``: the number of bytes with a known digest. Raises
+    PreconditionFailed, RangeNotSatisfiable."""
     headers = {"Want-Repr-Digest": "sha-256=1"}
     if start:
         # If-Match instead of If-Range: the bytes before are with the caller already.
@@ -354,20 +354,14 @@ def _open(path: str, start: int, total: int, etag: str, patience: Patience) -> P
     except PreconditionFailed:
         if start >= total:
             raise
-        stream = yield from _open_grown(path, start, total, patience)
+        # Perhaps the file has only grown: then the bytes make the digest. The caller compares.
+        headers = {"Range": f"bytes={start}-{total - 1}"}
+        stream = yield from opened(Request("GET", file_path(path), headers), patience)
     if _is_listing(stream.headers):
         raise Conflict(f"{path} is a directory, and not a file: list the directory")
     if not stream.headers.get("content-type", "").startswith("application/octet-stream"):
         raise not_execd(stream.http_status, stream.headers)
     return stream
-
-
-def _open_grown(path: str, start: int, total: int, patience: Patience) -> Plan[Opened]:
-    """Open the rest of the first ``total`` bytes of a file that has changed. If the file has only
-    grown, the bytes make the digest that was announced; the caller compares. Raises
-    RangeNotSatisfiable."""
-    headers = {"Range": f"bytes={start}-{total - 1}"}
-    return (yield from opened(Request("GET", file_path(path), headers), patience))
 
 
 def _total_bytes(stream: Opened) -> int:
@@ -452,27 +446,14 @@ def _fetch(
                 raise TransferFailed(f"{part} is longer than {remote}")
             if done == size and announced is not None:
                 break
-            headers = {"Want-Repr-Digest": "sha-256=1"}
-            if done:
-                headers["If-Match"] = etag
-            if done and done == size:
-                reply = yield from call(Request("HEAD", file_path(remote), headers), patience)
-                announced = reply.headers.get("repr-digest", "")
-                continue
-            if done:
-                headers["Range"] = f"bytes={done}-"
-            try:
-                stream = yield from opened(Request("GET", file_path(remote), headers), patience)
-            except PreconditionFailed:
-                if not announced:
-                    raise
-                stream = yield from _open_grown(remote, done, size, patience)
-            if done and stream.http_status != 206:
+            stream = yield from _open(remote, done, size if announced else 0, etag, patience)
+            if 0 < done < size and stream.http_status != 206:
                 raise TransferFailed(f"{remote}: the range was not served")
             if not done:
+                announced = None
                 etag = stream.headers.get("etag", etag)
                 size = int(stream.headers.get("content-length", size))
-            if not done or announced is None:
+            if announced is None:
                 announced = stream.headers.get("repr-digest", "")
             try:
                 while (chunk := (yield NextChunk(stream))) is not None:
