@@ -87,18 +87,17 @@ class CellFrontEnd(FrontEnd):
         if cell_id is None or getpid() != self._pid:
             return False
         frame["id"] = cell_id
-        frame["data"], frame["metadata"] = (
-            mime_bundles.fit_bundle(data),
-            mime_bundles.to_json(metadata),
-        )
         encoded = None
         try:
+            frame["data"] = mime_bundles.fit_bundle(data)
+            frame["metadata"] = mime_bundles.to_json(metadata)
             encoded = frames.encode(frame)
-            size = len(encoded)
-        except frames.FrameError:
-            size = frames.FRAME_BYTES + 1
-        if encoded is not None and size <= self._bundle_bytes_left:
-            self._bundle_bytes_left -= size
+        except (frames.FrameError, mime_bundles.BundleTooLargeError):
+            size = f"more than {mime_bundles.CELL_BYTES}"
+        else:
+            size = str(len(encoded))
+        if encoded is not None and len(encoded) <= self._bundle_bytes_left:
+            self._bundle_bytes_left -= len(encoded)
         else:
             frame["data"], frame["metadata"] = {"text/plain": f"[... omitted: {size} bytes]"}, {}
             encoded = frames.encode(frame)

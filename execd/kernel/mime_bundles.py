@@ -25,6 +25,11 @@ LATE_BYTES = 1024 * 1024
 notes."""
 _NOTE_CHARACTERS = 100
 _DEPTH = 50
+_CONTAINER_BYTES = 16
+"""A container counts as at least two numbers of a few digits: CELL_BYTES are reached in seconds."""
+_DECIMAL_BITS = 2_000
+"""Longer integers become hexadecimal. Python writes these in decimal whatever limit of digits user
+code sets: 640 is the least (sys.int_info)."""
 
 
 class ErrorDescription(NamedTuple):
@@ -91,29 +96,80 @@ def fit_bundle(data: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def to_json(value: Any, depth: int = 0) -> Any:
-    """Return the nearest JSON value.
+class BundleTooLargeError(ValueError):
+    """The JSON of a value is longer than CELL_BYTES."""
 
-    Bytes become base64, NaN and infinities null. Unknown objects, and values below _DEPTH, become
-    their repr.
+
+def to_json(value: Any) -> Any:
+    """Return the nearest value that every reader of JSON takes.
+
+    Bytes become base64, NaN and infinities null, an integer beyond the range of a double its digits
+    (RFC 8259, section 6). Unknown objects become their repr. Raises ValueError for a value that
+    contains itself, BundleTooLargeError.
     """
-    assert 0 <= depth <= _DEPTH
-    kind = type(value)
-    if kind is str or kind is bool or value is None:
-        return value
-    if kind is float:
-        return value if math.isfinite(value) else None
-    if isinstance(value, bytes):
-        return b64encode(value).decode()
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, str):
-        return str(value)
-    if isinstance(value, float):
-        return to_json(float(value))
-    if depth < _DEPTH:
+    return _Conversion().convert(value)
+
+
+class _Conversion:
+    """One call of ``to_json``. The bounds hold also for a list that holds another list twice, which
+    holds a third list twice, and so on: a few lists have more JSON than any memory."""
+
+    def __init__(self) -> None:
+        self._bytes_left = CELL_BYTES
+        self._open: set[int] = set()
+        """The ids of the containers around the value."""
+
+    def convert(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is str:
+            self._count(len(value))
+            return value
+        self._count(2)  # with the comma behind
+        if kind is bool or value is None:
+            return value
+        if isinstance(value, float):
+            value = float(value)
+            return value if math.isfinite(value) else None
+        if isinstance(value, int):
+            return _integer(int(value))
+        if isinstance(value, bytes):
+            self._count(len(value))
+            return b64encode(value).decode()
+        if isinstance(value, str):
+            return self.convert(str.__str__(value))  # str() may be the subclass' own
+        if isinstance(value, (dict, list, tuple, set, frozenset)):
+            return self._container(value)
+        return self.convert(truncate(str.__str__(repr(value))))
+
+    def _container(self, value: Any) -> Any:
+        if id(value) in self._open:
+            raise ValueError("a value that contains itself has no JSON form")
+        if len(self._open) == _DEPTH:
+            return f"[... more than {_DEPTH} levels]"
+        self._open.add(id(value))
+        self._count(_CONTAINER_BYTES)
+        found: Any
         if isinstance(value, dict):
-            return {str(key): to_json(item, depth + 1) for key, item in value.items()}
-        if isinstance(value, (list, tuple, set, frozenset)):
-            return [to_json(item, depth + 1) for item in value]
-    return truncate(repr(value))
+            found = {self.convert(str(key)): self.convert(item) for key, item in value.items()}
+        else:
+            found = [self.convert(item) for item in value]
+        self._open.discard(id(value))
+        return found
+
+    def _count(self, size_bytes: int) -> None:
+        self._bytes_left -= size_bytes
+        if self._bytes_left < 0:
+            raise BundleTooLargeError(f"more than {CELL_BYTES} bytes")
+
+
+def _integer(value: int) -> int | str:
+    """Some readers have no number beyond a double, and Python reads 4,300 digits at the most."""
+    try:
+        float(value)
+    except OverflowError:
+        pass
+    else:
+        return value
+    if value.bit_length() <= _DECIMAL_BITS:
+        return str(value)
+    return truncate(hex(value))

@@ -173,14 +173,14 @@ class Worker:
         # A SIGINT between cells was meant for the cell before.
         self._signals.was_interrupted = False
         try:
-            answer = self._signals.run_interruptibly(function)
+            answer = mime_bundles.to_json(self._signals.run_interruptibly(function))
         except KeyboardInterrupt:
             answer = {"error": "interrupted"}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {mime_bundles.truncate(str(error))}"}
         self._signals.take_over()
         self._streams.flush()
-        self._send({"type": "reply", "id": frame["id"], **mime_bundles.to_json(answer)})
+        self._send({"type": "reply", "id": frame["id"], **answer})
 
     def _fork(self, frame: dict[str, Any]) -> None:
         """Fork branches. In the original, send the reply; in a branch, send "ready"."""

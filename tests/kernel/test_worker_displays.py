@@ -7,9 +7,12 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, given, settings
 
 from execd.kernel import mime_bundles
-from tests.kernel.harness import WorkerProcess, Zygote
+from tests import nasty
+from tests.kernel.harness import Cell, WorkerProcess, Zygote
+from tests.profiles import examples
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -278,10 +281,69 @@ def test_what_json_cannot_say_is_said_as_near_as_can_be(worker: WorkerProcess) -
     data = frame["data"]["application/json"]
     assert (data["nan"], data["1"], data["n"]) == (None, [2, "eA=="], 1.5)
     assert "object" in data["o"]
-    [frame] = worker.run(
-        "loop = []; loop.append(loop); display({'application/json': loop}, raw=True)"
-    ).of("display")
-    assert json.dumps(frame)
+
+
+@pytest.fixture
+def nasty_cell(worker: WorkerProcess) -> Callable[[str], Cell]:
+    worker.run(nasty.DEFINITIONS)
+    return worker.run
+
+
+@settings(examples(2), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(nasty.VALUES, nasty.VALUES)
+def test_any_display_and_result_is_a_frame_that_every_reader_takes(
+    nasty_cell: Callable[[str], Cell], shown: str, returned: str
+) -> None:
+    cell = nasty_cell(
+        f"bundle = {{'application/json': {shown}, 'x/y': {shown}}}\n"
+        f"display(bundle, metadata={{'m': {shown}}}, raw=True)\n"
+        f"Bundle({returned})"
+    )
+    if cell.error is None:
+        [display], [result] = cell.of("display"), cell.of("result")
+        nasty.check(json.dumps([display["data"], display["metadata"], result["data"]]).encode())
+    else:
+        assert cell.error["value"] == "a value that contains itself has no JSON form"
+        assert "loop" in shown + returned
+
+
+SHOW = "display({'application/json': x}, raw=True)"
+
+
+@pytest.mark.parametrize("loop", ["x = []; x += [x, x]", "x = {}; x['x'] = (x, {1: x})"])
+def test_value_that_contains_itself_fails_at_once(worker: WorkerProcess, loop: str) -> None:
+    error = worker.run(f"{loop}; {SHOW}").error
+    assert error is not None
+    assert error["name"] == "ValueError"
+    assert worker.run("'alive'").text == "'alive'"
+
+
+def test_a_value_whose_json_is_longer_than_memory_is_said_to_be_omitted(
+    worker: WorkerProcess,
+) -> None:
+    cell = worker.run(f"x = 1\nfor _ in range(45): x = [x, x]\n{SHOW}")
+    assert "omitted: more than" in cell.of("display")[0]["data"]["text/plain"]
+
+
+def test_a_value_of_many_levels_ends_in_a_remark(worker: WorkerProcess) -> None:
+    cell = worker.run(f"x = 1\nfor _ in range(400): x = {{'x': x}}\n{SHOW}")
+    assert "[... more than 50 levels]" in json.dumps(cell.of("display"))
+
+
+@pytest.mark.parametrize("digits", [308, 309, 700, 5000, 1_000_000])
+def test_an_integer_beyond_a_double_is_its_digits(worker: WorkerProcess, digits: int) -> None:
+    cell = worker.run(f"n = 10 ** {digits}\ndisplay({{'application/json': [n, -n]}}, raw=True)")
+    plus, minus = cell.of("display")[0]["data"]["application/json"]
+    if digits == 308:
+        assert (plus, minus) == (10**digits, -(10**digits))
+    elif digits == 309:
+        assert (plus, minus) == (str(10**digits), str(-(10**digits)))
+    else:
+        whole = hex(10**digits)
+        assert (plus, minus) == (
+            mime_bundles.truncate(whole),
+            mime_bundles.truncate("-" + whole),
+        )
 
 
 def test_a_long_text_is_cut_and_says_so(worker: WorkerProcess) -> None:
