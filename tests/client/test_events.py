@@ -137,6 +137,16 @@ def test_a_stream_that_begins_anew_says_so_and_tells_nothing_twice() -> None:
     assert found == [("stdout", b"cd"), ("error", {})]
 
 
+def test_a_number_that_an_older_execd_passes_on_is_read() -> None:
+    """The newest execd sends no number beyond a double."""
+    digits = "1" + "0" * 5000
+    numbers = f'{{"application/json":[{digits},1e999,7]}}'
+    shown = f'{{"data":{numbers},"metadata":{{}},"display_id":null}}'
+    [event] = Assembler().take("display", "1", shown)
+    assert event.bundle is not None
+    assert event.bundle.data["application/json"] == [digits, float("inf"), 7]
+
+
 def test_bytes_are_exact_and_text_is_replaced() -> None:
     (event,) = Assembler().take("stdout", "1", output(0, b"\xe4\xb8"))
     assert (event.data, event.text) == (b"\xe4\xb8", "\ufffd")

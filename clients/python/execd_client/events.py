@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from execd_client import models
-from execd_client.results import Bundle, Result, result_of
+from execd_client.results import Bundle, Result, decode_json, result_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,7 +88,7 @@ class Assembler:
         before = self.last_sequence
         if number.isdecimal():
             self.last_sequence = int(number)
-        fields = msgspec.json.decode(data) if data else {}
+        fields = decode_json(data) if data else {}
         if kind in OUTPUTS:
             yield from self._output(kind, fields, before)
         elif kind == "dropped":

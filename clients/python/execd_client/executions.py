@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from execd_client import models
 from execd_client.address import segment, with_query
 from execd_client.calls import call, decoded, json_request, opened, understood
 from execd_client.effects import Close, Cut, Emit, NextEvent, Request, Sleep
 from execd_client.errors import Conflict, Gone, NotFound
 from execd_client.events import Assembler, Event
-from execd_client.results import result_of
+from execd_client.results import decode_json, result_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -233,4 +231,4 @@ def list_all(state: str | None, patience: Patience) -> Plan[list[models.Executio
 
 
 def _result(reply: Reply) -> Result:
-    return understood(reply, lambda body: result_of(msgspec.json.decode(body)))
+    return understood(reply, lambda body: result_of(decode_json(body)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,23 @@ from execd_client.errors import CellFailed, CommandFailed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+def decode_json(data: bytes | str) -> Any:
+    """Any JSON of execd. An older execd sends numbers of cells that msgspec refuses: an integer of
+    more digits than Python converts then is its digits."""
+    try:
+        return msgspec.json.decode(data)
+    except msgspec.ValidationError:
+        return json.loads(data, parse_int=_integer)
+
+
+def _integer(digits: str) -> int | str:
+    try:
+        return int(digits)
+    except ValueError:
+        return digits
+
 
 OUTPUTS = ("stdout", "stderr")
 SUFFIXES = {"image/png": ".png", "image/jpeg": ".jpg", "image/svg+xml": ".svg"}
