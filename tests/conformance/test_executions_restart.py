@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
+from hypothesis import given, settings
 
+from .. import drawn, nasty
 from ..patience import patience
+from ..profiles import examples
 from .target import READ_SECONDS, TERMINATED, Target, can_start, start, wait_until
 
 if TYPE_CHECKING:
@@ -415,6 +418,52 @@ def test_finished_cell_with_a_key_or_an_id_replays_after_a_restart(
         "exit_reason",
     ):
         assert replayed[field] == first[field], field
+
+
+def test_any_value_that_a_cell_shows_is_harmless_also_after_a_restart(
+    start_again: Callable[..., Target], tmp_path: Path
+) -> None:
+    replies: dict[str, dict[str, Any]] = {}
+
+    def read(name: str) -> dict[str, Any]:
+        url = f"{target.url}/v1/executions/{name}"
+        with httpx.Client(timeout=READ_SECONDS, trust_env=False) as client:
+            whole = client.get(url)
+            ndjson = {"Accept": "application/x-ndjson"}
+            lines = client.get(f"{url}/events", headers=ndjson).content.splitlines()
+        for data in (whole.content, *filter(None, lines)):
+            nasty.check(data)
+        return whole.json()
+
+    @settings(examples(0.5))
+    @given(nasty.VALUES, nasty.VALUES)
+    def show(shown: str, returned: str) -> None:
+        name = f"cell-{len(replies)}"
+        drawn.note((shown, returned))
+        code = (
+            f"{nasty.DEFINITIONS}\nfrom IPython.display import display\n"
+            f"display({{'application/json': {shown}}}, raw=True)\nBundle({returned})"
+        )
+        body = {"id": name, "session_id": "one", "code": code}
+        answer = httpx.post(
+            f"{target.url}/v1/code", json=body, timeout=READ_SECONDS, trust_env=False
+        )
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["exit_reason"] == "exited", answer.text
+        replies[name] = read(name)
+
+    target = start_again()
+    show()
+    once = {"id": "last", "command": "echo ran >> count"}
+    assert send(target, {}, **once).json()["exit_code"] == 0
+    target = start_again()
+    for name, before in replies.items():
+        after = read(name)
+        if (after["truncated"] or {}).get("displays"):  # too large for the journal
+            after |= {field: before[field] for field in ("truncated", "displays", "result")}
+        assert after == before, name
+    assert send(target, {}, **once).headers["Idempotent-Replayed"] == "true"
+    assert (tmp_path / "base" / "count").read_text() == "ran\n"
 
 
 def test_session_of_a_former_daemon_is_said_to_be_lost(start_again: Callable[..., Target]) -> None:

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from execd.engine.executions.command import is_argv, shortened
 from execd.engine.executions.end_message import FIXED
 from execd.engine.executions.execution import Execution, Registration
-from execd.engine.store.journal import Begin, End
-from execd.model import CellFacts, Command, ExitReason, Limits, Program, Result
+from execd.engine.store.journal import Begin, End, JournaledDisplay
+from execd.model import (
+    CellFacts,
+    Command,
+    DisplayMessage,
+    ExitReason,
+    Limits,
+    Program,
+    Result,
+)
 
 if TYPE_CHECKING:
     from execd.engine.executions.context import EngineContext
@@ -27,10 +38,10 @@ def begin_record(execution: Execution, base_dir: str) -> Begin:
         id=execution.id,
         key=execution.key,
         payload=execution.payload,
-        display=shown.display,
+        display=_text(shown.display),
         created_at=execution.created_at,
-        cwd=execution.command.cwd or base_dir,
-        argv=list(shown.argv) if is_argv(shown) else None,
+        cwd=_text(execution.command.cwd or base_dir),
+        argv=list(map(_text, shown.argv)) if is_argv(shown) else None,
         session_id=execution.cell.session_id if execution.cell is not None else None,
         limits=execution.command.limits,
         timeout_seconds=execution.command.timeout_seconds,
@@ -42,7 +53,7 @@ def end_record(execution: Execution, result: Result) -> End:
     is_small = execution.output.rich_bytes <= MAX_JOURNALED_RICH_BYTES
     return End(
         id=execution.id,
-        result=result,
+        result=msgspec.structs.replace(result, message=_text(result.message)),
         ended_at=execution.ended_at or execution.created_at,
         total_bytes={
             str(stream): log.total_bytes for stream, log in execution.output.streams.items()
@@ -52,9 +63,39 @@ def end_record(execution: Execution, result: Result) -> End:
         started_by=execution.started_by,
         events=execution.output.pack_as_exited(),
         cell=execution.cell,
-        rich=execution.output.rich if is_small else [],
+        rich=list(map(_journaled, execution.output.rich)) if is_small else [],
         omitted_rich_bytes=0 if is_small else execution.output.rich_bytes,
     )
+
+
+SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+def _text(text: str) -> str:
+    """Replace each surrogate, as replies do: JSON in UTF-8 has no form for a byte of a path that is
+    not UTF-8."""
+    return text if text.isascii() else SURROGATES.sub("\ufffd", text)
+
+
+RAW_FIELDS = ("data", "metadata", "traceback")
+"""The fields of display messages that the engine never decodes."""
+
+
+def _journaled(message: DisplayMessage) -> JournaledDisplay:
+    fields = {
+        name: value if isinstance(value, msgspec.Raw) else msgspec.Raw(msgspec.json.encode(value))
+        for name, value in message.fields.items()
+    }
+    return JournaledDisplay(message.kind, fields)
+
+
+def _restored(message: JournaledDisplay) -> DisplayMessage:
+    # copy() frees the rest of the journal.
+    fields = {
+        name: value.copy() if name in RAW_FIELDS else msgspec.json.decode(value)
+        for name, value in message.fields.items()
+    }
+    return DisplayMessage(message.kind, fields)
 
 
 def restore(past: JournaledExecution, context: EngineContext, keeper: Keeper) -> Execution:
@@ -89,7 +130,7 @@ def restore(past: JournaledExecution, context: EngineContext, keeper: Keeper) ->
         )
         execution.pid, execution.cell = end.pid, end.cell
         execution.started_by = end.started_by
-        execution.output.rich = end.rich
+        execution.output.rich = list(map(_restored, end.rich))
         execution.output.omitted_rich_bytes = end.omitted_rich_bytes
         execution.output.restore(end.total_bytes, end.events)
         execution.mark_ended(max(0.0, time.time() - end.ended_at))

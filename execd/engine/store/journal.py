@@ -2,17 +2,19 @@
 
 A restarted daemon must neither forget a result nor run a command twice.
 
-One file, append-only. Each line is a record: checksum, space, JSON. ``Begin`` is written before the
-program starts, ``End`` after the output is on disk, ``Forget`` when retention drops the execution.
+One file, append-only. Each line is a record: length, checksum, JSON. ``Begin`` is written before
+the program starts, ``End`` after the output is on disk, ``Forget`` when retention drops the
+execution.
 If the daemon was killed between ``Begin`` and ``End``, nobody knows how far the program came: the
 execution is reported as ``daemon_restarted`` and never run again.
 
 No fsync. The journal protects against the death of the daemon, and the page cache survives that.
 The death of the node ends the pod, and the state dir with the pod.
 
-A full disk or a kill may leave a torn line. All lines before a torn line are good; ``load`` cuts
-the file at the torn line. Records that the disk refused stay in memory, and ``repair`` writes them
-to a new file, when there is room again or the old file is gone.
+A full disk or a kill may leave a torn last line: ``load`` cuts the file there. Any other damage
+costs the damaged lines only: ``load`` moves them to the file DAMAGED and reads on. Records that the
+disk refused stay in memory, and ``repair`` writes them to a new file, when there is room again or
+the old file is gone.
 
 ``Journal`` blocks on the disk, and is called from one thread only: the state dir's journal thread.
 """
@@ -22,18 +24,25 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
+import sys
 import zlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+from msgspec import Raw
 
 # msgspec reads the annotations at run time.
-from execd.model import CellFacts, DisplayMessage, Limits, Result, StartedBy  # noqa: TC001
+from execd.model import CellFacts, DisplayKind, Limits, Result, StartedBy  # noqa: TC001
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 COMPACT_AT_BYTES = 1 << 20
+DAMAGED = ".damaged"
+"""Ending of the file with the damaged lines of the journal. No daemon reads this file."""
+READ_DEPTH = 10_000
+"""Nesting that ``decode`` can read: more than any daemon has let a cell's message through with."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
@@ -56,6 +65,14 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     """The limits that apply. None: recorded by a daemon that did not record limits."""
 
 
+class JournaledDisplay(msgspec.Struct, frozen=True):
+    """A display message. The values of ``fields`` stay JSON, as the worker sent them: a decoder may
+    refuse a number that another decoder lets through, and a reply copies the JSON."""
+
+    kind: DisplayKind
+    fields: dict[str, Raw]
+
+
 class End(msgspec.Struct, frozen=True, tag="end"):
     """The end of an execution. The log files hold its streams, as far as they were kept."""
 
@@ -65,7 +82,7 @@ class End(msgspec.Struct, frozen=True, tag="end"):
     total_bytes: dict[str, int]
     """Size of each stream, which may be larger than its file."""
     cell: CellFacts | None = None
-    rich: list[DisplayMessage] = []
+    rich: list[JournaledDisplay] = []
     omitted_rich_bytes: int = 0
     """Size of the displays, if they were too large for the journal."""
     started_at: float | None = None
@@ -119,28 +136,67 @@ _decoder = msgspec.json.Decoder(Record)
 
 
 def encode(record: Record) -> bytes:
-    """Encode a record as one line."""
-    body = msgspec.json.encode(record)
-    return b"%08x %b\n" % (zlib.crc32(body), body)
+    """Encode a record as one line. A cell's JSON may have line ends, between tokens only."""
+    body = msgspec.json.encode(record).replace(b"\n", b" ")
+    return b"%08x %08x %b\n" % (len(body), zlib.crc32(body), body)
 
 
-def decode(data: bytes) -> tuple[list[Record], int]:
-    """Return the good records, and the offset of the first torn or damaged line.
+_HEADER = re.compile(rb"(?:([0-9a-f]{8}) )?([0-9a-f]{8}) (?=\{)")
+"""Length and checksum. Older versions wrote no length."""
 
-    Without a damaged line, the offset is the length of ``data``.
+
+class Decoded(NamedTuple):
+    """The content of a journal."""
+
+    records: list[Record]
+    damaged: list[bytes]
+    """The bytes between the records: damaged lines, or lines of another version."""
+    end: int
+    """The offset of the torn last line. Without a torn line, the size of the journal."""
+
+
+def decode(data: bytes) -> Decoded:
+    """Read a journal. Damaged bytes cost the records that the bytes belong to, and no others.
+
+    A record is found by its header, and not by the line end before: that byte belongs to another
+    record. No text of user code is taken for a record, because the quotes of JSON in a JSON string
+    are escaped.
     """
     records: list[Record] = []
+    damaged: list[bytes] = []
     position = 0
-    while (end := data.find(b"\n", position)) >= 0:
-        checksum, _, body = data[position:end].partition(b" ")
-        if checksum != b"%08x" % zlib.crc32(body):
-            break
-        try:
-            records.append(_decoder.decode(body))
-        except msgspec.DecodeError:
-            break  # a record of another version; later records may depend on this record
-        position = end + 1
-    return records, position
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(READ_DEPTH)
+    try:
+        while found := _next_record(data, position):
+            record, start, end = found
+            records.append(record)
+            if start > position:
+                damaged.append(data[position:start])
+            position = end
+    finally:
+        sys.setrecursionlimit(limit)
+    if torn := data.rfind(b"\n", position) + 1:
+        damaged.append(data[position:torn])
+        position = torn
+    return Decoded(records, damaged, position)
+
+
+def _next_record(data: bytes, position: int) -> tuple[Record, int, int] | None:
+    """Return the first good record from ``position`` on, its begin and its end."""
+    for header in _HEADER.finditer(data, position):
+        length, checksum = header.groups()
+        start = header.end()
+        # A length may be damaged, or be no length at all: bytes of the line before.
+        places = [(header.start(2), data.find(b"\n", start))]
+        if length is not None:
+            places.insert(0, (header.start(), start + int(length, 16)))
+        for begin, end in places:
+            body = data[start:end]
+            if start <= end < len(data) and int(checksum, 16) == zlib.crc32(body):
+                with contextlib.suppress(msgspec.DecodeError, RecursionError):
+                    return _decoder.decode(body), begin, end + 1
+    return None
 
 
 class JournalState:
@@ -160,6 +216,8 @@ class JournalState:
                 self.executions[record.id] = JournaledExecution(record)
             case End() | Cut() if record.id in self.executions:
                 self.executions[record.id].end = record
+            case End():  # the line of the Begin record is damaged
+                self.executions[record.id] = JournaledExecution(_unknown_begin(record), record)
             case Forget():
                 self.executions.pop(record.id, None)
             case SessionRecorded():
@@ -175,6 +233,20 @@ class JournalState:
                 yield encode(execution.end)
         for name, generation in self.generations.items():
             yield encode(SessionRecorded(name, generation))
+
+
+def _unknown_begin(end: End) -> Begin:
+    """Return what an End record tells of the execution. No request has the digest of this one, so a
+    repeated request is refused and not run again."""
+    return Begin(
+        id=end.id,
+        key=None,
+        payload="",
+        display="",
+        created_at=end.started_at or end.ended_at,
+        cwd="",
+        session_id=None if end.cell is None else end.cell.session_id,
+    )
 
 
 class Journal:
@@ -194,6 +266,8 @@ class Journal:
         self._state = JournalState()
         self._is_behind = False
         """Whether the file lacks records of ``_state``."""
+        self.damaged_bytes = 0
+        """Bytes that ``load`` found between the records."""
 
     @property
     def generations(self) -> dict[str, int]:
@@ -201,25 +275,36 @@ class Journal:
         return dict(self._state.generations)
 
     def load(self) -> dict[str, JournaledExecution]:
-        """Read the file, drop a torn tail, and write a new file with the live records.
+        """Read the file, drop a torn last line, keep damaged lines elsewhere, and write a new file
+        with the live records.
 
         Return the executions of former daemons. Raises OSError.
         """
         assert self._fd < 0, "loaded twice"
+        damaged: list[bytes] = []
         with contextlib.suppress(FileNotFoundError):
             self._fd = os.open(
                 self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._dir_fd
             )
             with open(self._fd, "rb", closefd=False) as file:
-                records, self._size_bytes = decode(file.read())
+                records, damaged, self._size_bytes = decode(file.read())
             self._state = JournalState(records)
+        self.damaged_bytes = sum(map(len, damaged))
         try:
+            if damaged:
+                self._keep_damaged(damaged)
             self._compact()
         except OSError:
             if self._fd < 0:
                 raise
             os.ftruncate(self._fd, self._size_bytes)  # no room for a new file: keep the old file
         return dict(self._state.executions)
+
+    def _keep_damaged(self, damaged: list[bytes]) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(self._path + DAMAGED, flags, 0o600, dir_fd=self._dir_fd)
+        with open(fd, "wb") as file:
+            file.writelines(part.rstrip(b"\n") + b"\n" for part in damaged)
 
     def append(self, record: Record) -> None:
         """Append a record. Raises OSError; then the file lacks the record or has a torn line.

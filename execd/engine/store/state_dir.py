@@ -82,6 +82,9 @@ class StateDir:
                 self.journal = Journal("journal", self.folder.dir_fd)
                 undo.callback(self.journal.close)
                 self.former_executions = self.journal.load()
+                if self.journal.damaged_bytes:
+                    extra = {"path": path, "damaged_bytes": self.journal.damaged_bytes}
+                    logger.error("the journal is damaged", extra=extra)
                 self.folder.remove_logs(except_of=self.former_executions)
             except BlockingIOError:
                 raise StateDirError(f"--state-dir: {path} is in use by another execd") from None

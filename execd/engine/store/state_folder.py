@@ -2,7 +2,8 @@
 
     bin/    links python and python3, for PATH; in namespaces user code sees only this directory
     logs/   one file for each spooled stream, removed with its execution
-    journal keyed and detached executions, see ``journal``
+    journal keyed and detached executions, see ``journal``; beside it journal.damaged, if a line
+            of it was damaged
     lock    locked as long as the daemon lives: two daemons on one folder would delete each other's
             logs
 

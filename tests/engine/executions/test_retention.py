@@ -46,6 +46,16 @@ async def test_a_deleted_execution_is_unknown_after_a_restart(tmp_path: Path) ->
         assert (await finish(named(engine, "echo again", "x"))).text == "again"
 
 
+async def test_a_path_that_is_no_utf_8_is_journaled_with_replacements(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"b\xff")
+    folder.mkdir()
+    for _ in range(2):
+        async with running(tmp_path, base_dir=str(folder)) as engine:
+            found = await finish(named(engine, "echo run >> count; cat count", "x"))
+            assert (found.text, found.execution.not_journaled) == ("run", None)
+            assert "x" in journal_of(tmp_path)
+
+
 async def test_an_execution_that_takes_over_a_name_removes_the_files_of_the_former_owner(
     tmp_path: Path,
 ) -> None:

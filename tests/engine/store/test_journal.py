@@ -4,11 +4,16 @@ import contextlib
 import os
 import resource
 import signal
+import zlib
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Raw
+from msgspec.json import encode as encode_json
 
 from execd.engine.store import journal
 from execd.engine.store.journal import (
@@ -16,6 +21,7 @@ from execd.engine.store.journal import (
     End,
     Forget,
     Journal,
+    JournaledDisplay,
     JournaledExecution,
     JournalState,
     Record,
@@ -51,7 +57,7 @@ RECORD = st.sampled_from("abcd").flatmap(
 @given(st.lists(RECORD, max_size=20))
 def test_records_come_back_as_they_were_written(records: list[Record]) -> None:
     data = b"".join(map(encode, records))
-    assert decode(data) == (records, len(data))
+    assert decode(data) == (records, [], len(data))
 
 
 def test_a_journal_cut_at_any_byte_gives_the_whole_records_before_it() -> None:
@@ -60,24 +66,100 @@ def test_a_journal_cut_at_any_byte_gives_the_whole_records_before_it() -> None:
     ends = [sum(map(len, lines[:count])) for count in range(len(lines) + 1)]
     for length in range(len(data) + 1):
         whole = max(count for count, position in enumerate(ends) if position <= length)
-        assert decode(data[:length]) == (RECORDS[:whole], ends[whole])
+        assert decode(data[:length]) == (RECORDS[:whole], [], ends[whole])
 
 
-@given(st.integers(0, len(b"".join(map(encode, RECORDS))) - 1), st.integers(1, 255))
-def test_a_damaged_byte_ends_what_is_believed(position: int, change: int) -> None:
-    data = bytearray(b"".join(map(encode, RECORDS)))
-    data[position] ^= change
-    records, good = decode(bytes(data))
-    assert records == RECORDS[: len(records)]
-    assert good <= len(data)
-    assert position >= good or len(records) == len(RECORDS)
+LINES = st.lists(RECORD, min_size=1, max_size=12).map(lambda records: list(map(encode, records)))
+HARM = st.tuples(
+    st.floats(0, 1),
+    st.integers(0, 200),
+    st.binary(max_size=40)
+    | st.sampled_from([b"", b"\n", b"\0" * 64, b"00000000 ", *map(encode, RECORDS)]),
+)
+"""Where bytes are replaced, how many, and by which bytes. A piece of another record may come in."""
+
+
+@given(LINES, st.lists(HARM, min_size=1, max_size=3), st.booleans())
+def test_damage_in_the_journal_costs_no_record_that_is_untouched(
+    lines: list[bytes], harms: list[tuple[float, int, bytes]], is_old: bool
+) -> None:
+    if is_old:
+        lines = list(map(without_length, lines))
+    ends = list(accumulate(map(len, lines), initial=0))
+    data = b"".join(lines)
+    limit = total = len(data)
+    untouched = set(range(len(lines)))
+    for place, size_bytes, put in sorted(harms, reverse=True):
+        start = int(place * total)
+        end = min(start + size_bytes, limit)
+        limit = start
+        data = data[:start] + put + data[end:]
+        untouched -= {
+            number
+            for number in range(len(lines))
+            if ends[number] < max(end, start + 1) and start < ends[number + 1]
+        }
+    found = decode(data)
+    left = iter(found.records)
+    for number in sorted(untouched):
+        record = decode(lines[number]).records[0]
+        assert record in left, (number, found)
+    kept = sum(map(len, found.damaged))
+    assert kept <= found.end <= len(data)
+    assert b"\n" not in data[found.end :], "only a torn last line is cut"
+
+
+def without_length(line: bytes) -> bytes:
+    """The line as older versions wrote it."""
+    return line.partition(b" ")[2]
+
+
+def test_a_journal_of_an_older_version_is_read() -> None:
+    assert without_length(encode(Forget("a"))) == b'b31e400a {"type":"forget","id":"a"}\n'
+    data = b"".join(map(without_length, map(encode, RECORDS))) + encode(begin("new"))
+    assert decode(data) == ([*RECORDS, begin("new")], [], len(data))
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_read_or_left(data: bytes) -> None:
-    records, good = decode(data)
-    assert 0 <= good <= len(data)
-    assert not records or good
+def test_any_bytes_are_read_or_kept_or_the_torn_last_line(data: bytes) -> None:
+    found = decode(data)
+    assert found.records == []
+    assert b"".join(found.damaged) == data[: found.end]
+    assert b"\n" not in data[found.end :]
+
+
+BUNDLES = {
+    "a long integer": b"1" + b"0" * 5000,
+    "a number beyond a double": b"1e999",
+    "depth": b"[" * 5000 + b"]" * 5000,
+    "line ends between tokens": b'[\n1,\r\n{"a"\n:2}]',
+    "a record in a text": encode_json(encode(Forget("a")).decode()),
+}
+
+
+@pytest.mark.parametrize("bundle", BUNDLES.values(), ids=BUNDLES)
+def test_a_bundle_that_a_codec_refuses_costs_no_record(bundle: bytes) -> None:
+    display = JournaledDisplay("display", {"data": Raw(bundle)})
+    shown = msgspec.structs.replace(end("a"), rich=[display])
+    data = b"".join(map(encode, [begin("a"), shown, begin("b")]))
+    found = decode(data)
+    assert (found.damaged, found.end) == ([], len(data))
+    assert [record.id for record in found.records] == ["a", "a", "b"]
+    assert isinstance(found.records[1], End)
+    raw = bytes(found.records[1].rich[0].fields["data"])
+    assert raw == bundle.replace(b"\n", b" ")
+
+
+def test_an_end_without_its_begin_is_known_and_never_run_again(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    path.write_bytes(b"x" + encode(begin("a"))[20:] + encode(end("a")))
+    for _ in range(2):
+        opened = Journal(str(path))
+        try:
+            [found] = opened.load().values()
+        finally:
+            opened.close()
+        assert (found.begin.id, found.begin.payload, found.end) == ("a", "", end("a"))
 
 
 def test_what_began_and_did_not_end_is_known_as_that() -> None:
@@ -115,7 +197,28 @@ def test_a_torn_tail_is_cut_off_and_written_over(tmp_path: Path) -> None:
         opened.append(end("a"))
     finally:
         opened.close()
-    assert decode(path.read_bytes()) == ([begin("a"), end("a")], path.stat().st_size)
+    assert decode(path.read_bytes()) == ([begin("a"), end("a")], [], path.stat().st_size)
+
+
+def test_damaged_lines_are_kept_beside_the_journal(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    damaged = bytearray(encode(end("a")))
+    damaged[-2] ^= 1
+    of_another_version = b'{"type":"unheard-of"}'
+    other = b"%08x %08x %b\n" % (
+        len(of_another_version),
+        zlib.crc32(of_another_version),
+        of_another_version,
+    )
+    path.write_bytes(encode(begin("a")) + damaged + encode(begin("b")) + other + b"torn")
+    opened = Journal(str(path))
+    try:
+        assert list(opened.load()) == ["a", "b"]
+        assert opened.damaged_bytes == len(damaged) + len(other)
+    finally:
+        opened.close()
+    assert (tmp_path / "journal.damaged").read_bytes() == damaged + other
+    assert decode(path.read_bytes()) == ([begin("a"), begin("b")], [], path.stat().st_size)
 
 
 def test_a_journal_of_what_is_forgotten_does_not_grow_for_ever(
@@ -209,21 +312,22 @@ def test_a_journal_that_was_removed_is_made_again_with_what_is_known(tmp_path: P
     assert decode(path.read_bytes())[0] == [begin("a"), end("a")]
 
 
-def test_records_behind_a_damaged_one_do_not_come_back_when_the_damaged_one_is_written_over(
-    tmp_path: Path,
-) -> None:
+def test_damaged_lines_stay_where_they_are_while_there_is_no_room(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    damaged = bytearray(encode(end("a")))
-    damaged[-2] ^= 1
-    path.write_bytes(encode(begin("a")) + damaged + encode(Forget("a")))
-    (tmp_path / "journal.new").mkdir()  # no room for a new file
-    opened = Journal(str(path))
-    try:
-        assert opened.load() == {"a": JournaledExecution(begin("a"))}
-        opened.append(end("a"))  # as long as the damaged record
-    finally:
-        opened.close()
-    assert decode(path.read_bytes()) == ([begin("a"), end("a")], path.stat().st_size)
+    damaged = encode(end("a")).replace(b"end", b"and")
+    path.write_bytes(encode(begin("a")) + damaged + encode(begin("b")) + b"torn")
+    (tmp_path / "journal.damaged").mkdir()
+    for is_reopened in (False, True):
+        opened = Journal(str(path))
+        try:
+            known = JournaledExecution(begin("a"), end("a") if is_reopened else None)
+            assert opened.load() == {"a": known, "b": JournaledExecution(begin("b"))}
+            if not is_reopened:
+                opened.append(end("a"))
+        finally:
+            opened.close()
+    records = [begin("a"), begin("b"), end("a")]
+    assert decode(path.read_bytes()) == (records, [damaged], path.stat().st_size)
 
 
 def test_a_journal_that_cannot_be_compacted_goes_on_as_it_is(tmp_path: Path) -> None:
@@ -233,31 +337,15 @@ def test_a_journal_that_cannot_be_compacted_goes_on_as_it_is(tmp_path: Path) -> 
     opened = Journal(str(path))
     try:
         assert opened.load() == {"a": JournaledExecution(begin("a"))}
-        assert decode(path.read_bytes()) == ([begin("a"), Forget("b")], path.stat().st_size)
+        assert decode(path.read_bytes()) == ([begin("a"), Forget("b")], [], path.stat().st_size)
         opened.append(end("a"))
     finally:
         opened.close()
-    assert decode(path.read_bytes()) == ([begin("a"), Forget("b"), end("a")], path.stat().st_size)
-
-
-def test_a_torn_tail_longer_than_the_next_record_leaves_no_line_behind_that_record(
-    tmp_path: Path,
-) -> None:
-    """A damaged line, and a good line, which no load believes. A next record of the damaged line's
-    length would lead to the good line, if the file kept the line."""
-    path = tmp_path / "journal"
-    damaged = b"x" + encode(end("a"))[1:]
-    path.write_bytes(encode(begin("a")) + damaged + encode(Forget("a")))
-    (tmp_path / "journal.new").mkdir()  # no new file can be written, as on a full disk
-    for is_reopened in (False, True):
-        opened = Journal(str(path))
-        try:
-            known = JournaledExecution(begin("a"), end("a") if is_reopened else None)
-            assert opened.load() == {"a": known}
-            if not is_reopened:
-                opened.append(end("a"))
-        finally:
-            opened.close()
+    assert decode(path.read_bytes()) == (
+        [begin("a"), Forget("b"), end("a")],
+        [],
+        path.stat().st_size,
+    )
 
 
 def test_the_remainder_of_a_failed_write_is_not_in_front_of_the_next_record(

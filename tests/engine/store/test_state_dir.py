@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from execd.engine.store import state_dir as module
-from execd.engine.store.journal import Begin, Forget, JournaledExecution, JournalState, decode
+from execd.engine.store.journal import (
+    Begin,
+    Forget,
+    JournaledExecution,
+    JournalState,
+    decode,
+    encode,
+)
 from execd.engine.store.state_dir import StateDir, StateDirError
 from tests.engine.store.conftest import LINKS, close, on_small_disk
 from tests.waiting import wait_until_async
@@ -46,6 +53,17 @@ def test_what_a_former_daemon_logged_is_removed(path: Path) -> None:
     (path / "logs/0123.stdout").write_text("old")
     close(StateDir(str(path), 1000, LINKS))
     assert os.listdir(path / "logs") == []
+
+
+def test_a_damaged_journal_is_logged(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path.mkdir()
+    (path / "journal").write_bytes(b"damaged\n" + encode(begin("kept")) + b"torn")
+    state_dir = StateDir(str(path), 1000, LINKS)
+    close(state_dir)
+    assert list(state_dir.former_executions) == ["kept"]
+    [record] = caplog.records
+    assert (record.getMessage(), record.levelname) == ("the journal is damaged", "ERROR")
+    assert vars(record)["damaged_bytes"] == len(b"damaged\n")
 
 
 def test_a_second_daemon_on_it_is_refused_and_leaves_the_first_ones_logs_alone(
