@@ -1,11 +1,17 @@
 """The order of events in one execution: started, output, display messages, exited. Pure.
 
 Each event has a sequence number. Numbers begin at 1 and are never given twice, so a reader can ask
-for the events after number 17.
+for the events after number 17. An output event takes a number for each PIECE_BYTES, and readers see
+its pieces as events: a connection that ends every few pieces still makes progress.
 
 The index is bounded. A full index merges neighbouring output events of the same stream in its older
-half; the merged event keeps the last number. If that frees too little, the oldest events are
-trimmed. A reader cannot resume at a merged or trimmed number.
+half; the merged event has all their numbers. If that frees too little, the oldest events are
+trimmed. A reader cannot resume at a trimmed number, nor at a merged number that is no piece's now.
+
+Pieces are cut from the end of their event: behind the number of the n-th last piece come n - 1
+pieces. A number may have been another piece's before a merge. At most n - 1 pieces came behind that
+piece too, each of at most PIECE_BYTES. So a reader of that time gets some bytes again, and knows
+these bytes by their offset; it misses none.
 
 The packed form goes into the journal, and into memory when the execution is over. ``pack`` stores
 the differences from the expected next number and offset. Almost all differences of offsets are
@@ -16,7 +22,7 @@ from __future__ import annotations
 
 import zlib
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from enum import IntEnum
 from itertools import accumulate, chain, compress, islice
 from operator import add, sub
@@ -25,6 +31,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+PIECE_BYTES = 16 * 1024
 MERGED_BYTES = 256 * 1024
 EVENT_BYTES = sum(array(code).itemsize for code in "BQIQ")
 
@@ -165,10 +172,10 @@ class EventIndex:
         self._trimmed = sequence
 
     def append(self, kind: Kind, offset: int = 0, size_bytes: int = 0) -> int:
-        """Append an event and return its number."""
+        """Append an event and return its number: the last of its pieces' numbers."""
         assert offset >= 0
         assert size_bytes >= 0
-        sequence = self.last_sequence + 1
+        sequence = self.last_sequence + _n_pieces(kind, size_bytes)
         self._kinds.append(kind)
         self._offsets.append(offset)
         self._sizes.append(size_bytes)
@@ -178,27 +185,49 @@ class EventIndex:
         return sequence
 
     def after(self, sequence: int, max_events: int) -> list[Event]:
-        """Return the next events above ``sequence``. The first may be a merged event."""
-        start = bisect_right(self._sequences, sequence)
-        return [
-            self._at(position)
-            for position in range(start, min(start + max_events, len(self._kinds)))
-        ]
+        """Return the next events above ``sequence``, long ones in pieces."""
+        found: list[Event] = []
+        for position in range(bisect_right(self._sequences, sequence), len(self._kinds)):
+            found += self._pieces(position, sequence, max_events - len(found))
+            if len(found) >= max_events:
+                break
+        return found
+
+    def _pieces(self, position: int, sequence: int, max_pieces: int) -> list[Event]:
+        """Return the pieces of an event above ``sequence``."""
+        last, kind, offset, size_bytes = self._at(position)
+        count = self._n_numbered(position)
+        end = offset + size_bytes
+        found = []
+        for number in range(max(sequence, last - count) + 1, last + 1)[:max_pieces]:
+            # Without a number for each piece, the first piece is longer.
+            is_first = number == last - count + 1
+            start = offset if is_first else end - (last - number + 1) * PIECE_BYTES
+            stop = end - (last - number) * PIECE_BYTES
+            found.append(Event(number, kind, start, stop - start))
+        return found
+
+    def _n_numbered(self, position: int) -> int:
+        """Count the pieces of an event that have numbers. A daemon of an older version gave one
+        number to each event."""
+        before = self._sequences[position - 1] if position else self._trimmed
+        n_pieces = _n_pieces(self._kinds[position], self._sizes[position])
+        return min(n_pieces, self._sequences[position] - before)
 
     def can_resume(self, sequence: int) -> bool:
         """Whether the event after ``sequence`` begins where the event ``sequence`` ended."""
         if sequence > self.last_sequence or sequence < self._trimmed:
             return False
-        return (
-            sequence == self._trimmed
-            or self._sequences[bisect_right(self._sequences, sequence) - 1] == sequence
-        )
+        if sequence == self._trimmed:
+            return True
+        position = bisect_left(self._sequences, sequence)
+        return sequence > self._sequences[position] - self._n_numbered(position)
 
     def next_offset(self, kind: Kind, sequence: int) -> int | None:
         """Return the offset of the next event of ``kind`` after ``sequence``. None: no event."""
         for position in range(bisect_right(self._sequences, sequence), len(self._kinds)):
             if self._kinds[position] == kind:
-                return self._offsets[position]
+                return self._pieces(position, sequence, 1)[0].offset
         return None
 
     def number_before(self, kind: Kind, offset: int) -> int:
@@ -250,3 +279,7 @@ class EventIndex:
         self._offsets = array("Q", [event.offset for event in newest])
         self._sizes = array("I", [event.size_bytes for event in newest])
         self._sequences = array("Q", [event.sequence for event in newest])
+
+
+def _n_pieces(kind: int, size_bytes: int) -> int:
+    return max(1, -(-size_bytes // PIECE_BYTES)) if kind in (Kind.STDOUT, Kind.STDERR) else 1

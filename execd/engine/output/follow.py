@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from execd.engine.output.event_index import Kind
+from execd.engine.output.event_index import Event, Kind
 from execd.engine.output.head_tail import MAX_CHARACTER_BYTES, incomplete_tail_bytes
 from execd.engine.output.log import KIND_OF
 from execd.errors import Gone, InvalidArgument
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from execd.model import Stream
 
 EVENTS_PER_READ = 64
-# A reader behind the log reads the missing bytes in pieces of this size.
-PIECE_BYTES = 256 * 1024
+# Where events were trimmed, a reader gets the missing bytes in parts of this size.
+PART_BYTES = 256 * 1024
 
 NOTHING_KNOWN: Mapping[Stream, int] = MappingProxyType({})
 STREAM_OF = {kind: stream for stream, kind in KIND_OF.items()}
@@ -99,9 +99,10 @@ def follow(
     iteration: Gone for a number that was merged or trimmed, InvalidArgument for a number that no
     event has had yet.
 
-    A long event comes in pieces. The last piece has the event's number; the pieces before have the
-    number of the event before. A reader that is cut off between pieces resumes at the event before,
-    gets some bytes again, and knows these bytes by their offset.
+    An event may come in several parts: at a hole, or in the place of trimmed events. The last part
+    has the event's number; the parts before have the number of the event before. A reader that is
+    cut off in between resumes at the event before, gets some bytes again, and knows these bytes by
+    their offset.
     """
     newest = log.events.last_sequence
     if after > newest:
@@ -164,7 +165,7 @@ async def _follow(
             if not done:
                 yield Heartbeat()
             continue
-        for event in events:
+        for event in _join_lost(log, events):
             if event.kind is Kind.STARTED:
                 yield ProgramStarted(event.sequence)
             elif event.kind is Kind.EXITED:
@@ -178,15 +179,31 @@ async def _follow(
                 end = event.offset + event.size_bytes
                 final = event.size_bytes == 0
                 numbers = sequence, event.sequence
-                async for piece in _pieces(
+                async for part in _parts(
                     log.streams[stream], stream, reached[stream], end, numbers, text, final
                 ):
-                    yield piece
+                    yield part
                 reached[stream] = max(reached[stream], end)
             sequence = event.sequence
 
 
-async def _pieces(
+def _join_lost(log: OutputLog, events: list[Event]) -> list[Event]:
+    """Join neighbours whose bytes are lost: one ``Dropped`` tells of a flood, and not thousands."""
+    joined: list[Event] = []
+    for event in events:
+        last = joined[-1] if joined else event
+        hole = None
+        if last.kind is event.kind in STREAM_OF and last.offset + last.size_bytes == event.offset:
+            hole = log.hole(STREAM_OF[event.kind])
+        end = event.offset + event.size_bytes
+        if hole is not None and hole[0] <= last.offset and end <= hole[1]:
+            joined[-1] = Event(event.sequence, event.kind, last.offset, end - last.offset)
+        else:
+            joined.append(event)
+    return joined
+
+
+async def _parts(
     log: StreamLog,
     stream: Stream,
     start: int,
@@ -197,7 +214,7 @@ async def _pieces(
 ) -> AsyncIterator[Output | Dropped]:
     """Yield the bytes [start, end) of a stream, with ``Dropped`` for lost bytes.
 
-    ``numbers``: the number of the pieces before the last piece, and the number of the last piece.
+    ``numbers``: the number of the parts before the last part, and the number of the last part.
     ``text`` moves both borders back to borders between characters; ``final`` keeps ``end``.
     """
     assert numbers[0] < numbers[1]
@@ -212,7 +229,7 @@ async def _pieces(
             yield Dropped(numbers[stop == end], stream, start, stop - start)
             start = stop
             continue
-        stop = min(end, start + PIECE_BYTES, hole_start if start < hole_start < hole_end else end)
+        stop = min(end, start + PART_BYTES, hole_start if start < hole_start < hole_end else end)
         data = await log.read(start, stop)
         if data is None:  # the hole has grown since, or the file is gone
             if log.head_end > start and log.memory.tail_start > start:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from execd.engine.output.event_index import PIECE_BYTES
 from execd.engine.output.head_tail import incomplete_tail_bytes
 from execd.engine.sessions.session_state import SessionState  # noqa: TC001  # msgspec reads these
 from execd.errors import Gone, InvalidArgument
@@ -163,13 +164,13 @@ class SessionLog:
     def take_output(self, stream: Stream, data: bytes) -> None:
         """Append output. A character is not cut, unless the stream goes on with another one."""
         data = self._unfinished[stream] + data
-        size_bytes = len(data) - incomplete_tail_bytes(data)
-        self._unfinished[stream] = data[size_bytes:]
-        if size_bytes:
+        while size_bytes := len(data[:PIECE_BYTES]) - incomplete_tail_bytes(data[:PIECE_BYTES]):
             offset = self._written[stream]
             self._written[stream] += size_bytes
             self._has_news = True
             self.note(WrittenOutput(stream, offset, data[:size_bytes]))
+            data = data[size_bytes:]
+        self._unfinished[stream] = data
 
     def finish_output(self) -> None:
         """The writing process has ended: half a character stays half a character."""

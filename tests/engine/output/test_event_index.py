@@ -6,14 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execd.engine.output.event_index import MERGED_BYTES, EventIndex, Kind
+from execd.engine.output.event_index import (
+    EVENT_BYTES,
+    MERGED_BYTES,
+    PIECE_BYTES,
+    Event,
+    EventIndex,
+    Kind,
+)
 
 OUTPUT = st.tuples(st.sampled_from([Kind.STDOUT, Kind.STDERR]), st.integers(1, MERGED_BYTES))
 
 
 def filled(sizes: list[tuple[Kind, int]], max_events: int) -> tuple[EventIndex, dict[Kind, int]]:
     index, totals = EventIndex(max_events), {Kind.STDOUT: 0, Kind.STDERR: 0}
-    for number, (kind, size) in enumerate(sizes, start=1):
+    number = 0
+    for kind, size in sizes:
+        number += -(-size // PIECE_BYTES)
         assert index.append(kind, totals[kind], size) == number
         totals[kind] += size
     return index, totals
@@ -23,16 +32,16 @@ def filled(sizes: list[tuple[Kind, int]], max_events: int) -> tuple[EventIndex, 
 def test_numbers_rise_and_nothing_of_the_newest_is_lost(
     sizes: list[tuple[Kind, int]], max_events: int
 ) -> None:
-    index, _ = filled(sizes, max_events)
+    index, totals = filled(sizes, max_events)
     events = index.after(0, 10_000)
-    assert index.last_sequence == len(sizes)
     assert [event.sequence for event in events] == sorted({event.sequence for event in events})
-    # The index keeps the newest half as written.
-    newest = sizes[max(0, len(sizes) - max_events // 2) :]
-    assert [
-        (event.kind, event.size_bytes) for event in events[len(events) - len(newest) :]
-    ] == newest
-    assert len(events) <= 2 * max_events
+    assert all(event.size_bytes <= PIECE_BYTES for event in events)
+    # The index keeps the newest half as written: all ends of these events are ends of pieces.
+    ends = {(event.kind, event.offset + event.size_bytes) for event in events}
+    for kind, size in reversed(sizes[max(0, len(sizes) - max_events // 2) :]):
+        assert (kind, totals[kind]) in ends
+        totals[kind] -= size
+    assert index.memory_bytes <= 2 * max_events * EVENT_BYTES
 
 
 @given(st.lists(OUTPUT, max_size=80), st.integers(2, 12))
@@ -48,23 +57,64 @@ def test_each_stream_is_without_a_gap_from_where_it_is_known_to_its_end(
             assert known[-1].offset + known[-1].size_bytes == total
 
 
-@given(st.lists(OUTPUT, min_size=1, max_size=80), st.integers(2, 12))
-def test_a_number_can_be_resumed_only_where_an_event_ends(
+def received_at(index: EventIndex, totals: dict[Kind, int]) -> dict[int, dict[Kind, int]]:
+    """By number: the bytes that a reader has who read from the oldest event to this number."""
+    reached = {
+        kind: total if (first := index.next_offset(kind, 0)) is None else first
+        for kind, total in totals.items()
+    }
+    found = {}
+    for event in index.after(0, 10_000):
+        reached[event.kind] = event.offset + event.size_bytes
+        found[event.sequence] = dict(reached)
+    return found
+
+
+SMALL_OR_LONG = st.tuples(
+    st.sampled_from([Kind.STDOUT, Kind.STDERR]),
+    st.integers(1, 40) | st.integers(PIECE_BYTES - 1, 5 * PIECE_BYTES),
+)
+
+
+@given(st.lists(SMALL_OR_LONG, min_size=1, max_size=60), st.integers(2, 12))
+def test_a_reader_goes_on_behind_each_piece_whenever_the_reader_got_the_piece(
     sizes: list[tuple[Kind, int]], max_events: int
 ) -> None:
-    index, _ = filled(sizes, max_events)
-    kept = {event.sequence for event in index.after(0, 10_000)}
-    for sequence in range(1, len(sizes) + 3):
-        if sequence > len(sizes):
-            assert not index.can_resume(sequence)
-        elif index.can_resume(sequence):
-            assert sequence in kept or sequence < min(kept), "the events after it are whole"
-            rest = index.after(sequence, 10_000)
-            assert sum(event.size_bytes for event in rest) == sum(
-                size for _, size in sizes[sequence:]
-            )
-        else:
-            assert sequence not in kept
+    """Whoever resumes at a number got the number before or after any merge: no byte is missed.
+    A reader of the newest pieces gets no byte twice."""
+    index, totals = EventIndex(max_events), {Kind.STDOUT: 0, Kind.STDERR: 0}
+    least: dict[int, dict[Kind, int]] = {}
+    for kind, size in sizes:
+        index.append(kind, totals[kind], size)
+        totals[kind] += size
+        for number, received in received_at(index, totals).items():
+            before = least.setdefault(number, received)
+            least[number] = {kind: min(received[kind], before[kind]) for kind in totals}
+    newest = received_at(index, totals)
+    for number, received in least.items():
+        if not index.can_resume(number):
+            assert number not in newest
+            continue
+        for kind, total in totals.items():
+            begin = index.next_offset(kind, number)
+            begin = total if begin is None else begin
+            assert begin <= received[kind]
+            if number in newest:
+                assert begin == newest[number][kind]
+    assert not index.can_resume(index.last_sequence + 1)
+
+
+def test_an_index_of_a_version_without_numbers_of_pieces_is_read() -> None:
+    index = EventIndex(10)
+    index.append(Kind.STARTED)
+    index.append(Kind.STDOUT, 0, 5)
+    index._kinds.append(Kind.STDOUT)
+    index._offsets.append(5)
+    index._sizes.append(3 * PIECE_BYTES)
+    index._sequences.append(3)
+    again = EventIndex.unpack(index.pack())
+    assert again.after(2, 10) == [Event(3, Kind.STDOUT, 5, 3 * PIECE_BYTES)]
+    assert [again.can_resume(number) for number in range(5)] == [True] * 4 + [False]
 
 
 @pytest.mark.parametrize(
@@ -81,16 +131,22 @@ def test_events_are_merged_up_to_the_bound_and_not_above(
 ) -> None:
     # Room for six events: the thirteenth causes the merge of the oldest ten.
     index, _ = filled([*((Kind.STDOUT, size) for size in sizes_bytes), *[(Kind.STDERR, 1)] * 11], 6)
-    found = index.after(0, 20)
-    assert [event.size_bytes for event in found if event.kind is Kind.STDOUT] == expected
+    found = index.after(0, 40)
+    pieces = [event.size_bytes for event in found if event.kind is Kind.STDOUT]
+    expected_pieces: list[int] = []
+    for size in expected:
+        expected_pieces += [PIECE_BYTES] * (size // PIECE_BYTES) or [size]
+    assert pieces == expected_pieces
     assert [event.size_bytes for event in found if event.kind is Kind.STDERR] == [8, 1, 1, 1]
 
 
 def test_events_of_more_bytes_than_a_column_holds_are_kept_apart() -> None:
     half = 1 << 31
     index, _ = filled([(Kind.STDOUT, half)] * 9, 4)
-    assert [(event.offset, event.size_bytes) for event in index.after(0, 10)] == [
-        (number * half, half) for number in range(5, 9)
+    n_pieces = half // PIECE_BYTES
+    assert index.has_trimmed
+    assert [index.after(number * n_pieces, 1)[0].offset for number in range(5, 9)] == [
+        number * half for number in range(5, 9)
     ]
 
 

@@ -296,7 +296,7 @@ LONG_EVENTS: list[tuple[Stream, bytes]] = [
 async def test_only_the_last_piece_of_an_event_has_the_number_of_the_event(
     state_dir: StateDir, monkeypatch: pytest.MonkeyPatch, memory_bytes: int, log_bytes: int
 ) -> None:
-    monkeypatch.setattr("execd.engine.output.follow.PIECE_BYTES", 4)
+    monkeypatch.setattr("execd.engine.output.follow.PART_BYTES", 4)
     log = await written(state_dir, LONG_EVENTS, memory_bytes, log_bytes)
     ends = extents(log)
     pieces = [event for event in await collect(log) if isinstance(event, Output | Dropped)]
@@ -314,7 +314,7 @@ async def test_only_the_last_piece_of_an_event_has_the_number_of_the_event(
 async def test_a_reader_cut_off_between_pieces_resumes_without_a_gap(
     state_dir: StateDir, monkeypatch: pytest.MonkeyPatch, text: bool
 ) -> None:
-    monkeypatch.setattr("execd.engine.output.follow.PIECE_BYTES", 4)
+    monkeypatch.setattr("execd.engine.output.follow.PART_BYTES", 4)
     log = await written(state_dir, [("stdout", b"x"), *LONG_EVENTS], 4096, 1 << 20)
     events = await collect(log, text=text)
     for cut in range(1, len(events)):
