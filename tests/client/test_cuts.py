@@ -3,13 +3,14 @@ downloads: all bytes arrive, and everything runs once."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 from typing import TYPE_CHECKING
 
 import pytest
 
-from execd_client import Execd
+from execd_client import AsyncExecd, Execd
 from tests import drawn, found
 from tests.client.conftest import AT_ONCE
 from tests.client.proxies import CuttingProxy, cutting_proxy
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from execd_client import Event
     from tests.conformance.target import Target
 
 CUTS_OF_A_KIND = 50
@@ -61,6 +63,61 @@ def test_streams_bring_each_byte_once_of_a_single_run(
         assert (kinds.count("started"), kinds[-1], kinds.count("exited")) == (1, "exited", 1)
         assert sandbox.files.read(f"streamed-{seed}-{number}") == b"run\n", seed
         number += 1
+
+
+EARLY = {"n_cuts": 1 << 30, "least_bytes": 40_000, "most_bytes": 60_000}
+"""Each connection ends within an event, where events have over 60 kB."""
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_proxy_that_cuts_each_connection_early_starves_no_stream(
+    proxy: CuttingProxy, sandbox: Execd, seed: int, is_slow: bool
+) -> None:
+    numbers = random.Random(seed)
+    size_bytes = numbers.randrange(200_000, 400_000)
+    pause = "sleep 0.2;" if is_slow else ""
+    name = f"early-{seed}-{is_slow}"
+    output = f"head -c {size_bytes} /dev/zero; {pause} seq 20000 >&2; {pause} echo end"
+    proxy.cut(**EARLY)
+    received = {"stdout": b"", "stderr": b""}
+    with Execd(f"http://127.0.0.1:{proxy.port}") as client:
+        for event in client.stream(f"echo run >> {name}; {output}"):
+            if event.kind in received:
+                received[event.kind] += event.data
+    assert received == {
+        "stdout": bytes(size_bytes) + b"end\n",
+        "stderr": b"".join(b"%d\n" % n for n in range(1, 20_001)),
+    }
+    assert event.result is not None
+    assert (event.result.stdout_bytes, event.result.stderr_bytes) == tuple(received.values())
+    assert sandbox.files.read(name) == b"run\n"
+    assert proxy.n_cuts > 5
+
+
+def test_proxy_that_cuts_each_connection_early_starves_no_cell(
+    proxy: CuttingProxy, sandbox: Execd
+) -> None:
+    code = (
+        "from IPython.display import HTML, display\n"
+        "for n in range(3): display(HTML(str(n) * 150_000), display_id=f'd{n}')\n"
+        "'r' * 100_000"
+    )
+    proxy.cut(**EARLY)
+
+    async def read() -> list[Event]:
+        async with AsyncExecd(f"http://127.0.0.1:{proxy.port}") as client:
+            session = await client.sessions.get("early")
+            return [event async for event in session.stream(code)]
+
+    with sandbox.sessions.create("early"):
+        events = asyncio.run(read())
+    kinds = [event.kind for event in events]
+    assert kinds == ["started", "display", "display", "display", "result", "exited"]
+    shown = [event.bundle for event in events[1:5]]
+    assert [bundle.data.get("text/html") for bundle in shown if bundle] == [
+        *(str(n) * 150_000 for n in range(3)),
+        None,
+    ]
 
 
 def test_cells_run_once_and_answer_in_full(proxy: CuttingProxy, sandbox: Execd, seed: int) -> None:

@@ -3,6 +3,7 @@ crowds."""
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import random
@@ -289,7 +290,7 @@ async def test_hole_in_the_log_is_told_to_a_viewer(target: Target, holed: str) -
 
 # Each write is a separate event: the next write waits until the daemon has taken the event. The
 # events are twice as many as the index holds and have no neighbours to merge with, so the daemon
-# trims the oldest.
+# gives up the order of the oldest.
 MANY_EVENTS = 9_000
 ALTERNATING = f"""
 import fcntl, os, struct, termios
@@ -323,6 +324,52 @@ def test_events_that_were_trimmed_are_410_and_their_bytes_can_be_had(
     again = Follower(target)
     again.read(request_bytes("GET", f"{path}/events?after={place}", headers=SSE))
     assert again.events == [event for event in follower.events if int(event.id) > int(place)]
+
+
+@pytest.mark.parametrize("accept", ["text/event-stream", "application/x-ndjson"])
+def test_output_has_a_place_to_resume_at_every_16_kib(client: httpx.Client, accept: str) -> None:
+    done = client.post(URL, json={"command": "seq 50000; seq 40000 >&2"}).json()
+
+    def read(after: int) -> list[tuple[int, str, dict[str, Any]]]:
+        headers = {"Accept": accept, "Last-Event-ID": str(after)}
+        answer = client.get(f"{URL}/{done['id']}/events", headers=headers)
+        if accept == "text/event-stream":
+            events = EventStreamParser().feed(answer.content)
+            return [(int(event.id), event.kind, event.fields) for event in events]
+        lines = map(json.loads, answer.text.splitlines())
+        return [(line.pop("sequence"), line.pop("event"), line) for line in lines]
+
+    events = read(0)
+    numbers = [number for number, _, _ in events]
+    assert numbers == sorted(set(numbers))
+    for stream in ("stdout", "stderr"):
+        pieces = [fields for _, kind, fields in events if kind == stream]
+        assert "".join(piece["text"] for piece in pieces) == done[stream]
+        assert max(piece["size_bytes"] for piece in pieces) <= 16384
+    for index, number in enumerate(numbers[:-1]):
+        assert read(number) == events[index + 1 :]
+
+
+def test_long_event_comes_in_parts_on_demand(target: Target, client: httpx.Client) -> None:
+    """Each connection ends after 40 kB, and the event ``exited`` has over 300 kB."""
+    done = client.post(URL, json={"command": "seq 50000"}).json()
+    follower, whole = Follower(target), b""
+    while len(whole) < 300_000 or not whole.endswith(b"}"):
+        after = follower.events[-1].id if follower.events else "0"
+        path = f"{URL}/{done['id']}/events?parts=true&after={after}&part_offset={len(whole)}"
+        known = len(follower.events)
+        follower.killed(request_bytes("GET", path, headers=SSE), 40_000, reset=False)
+        assert len(follower.events) > known, "progress"
+        for event in follower.events[known:]:
+            if event.kind == "part":
+                assert (event.fields["of"], event.fields["offset"]) == ("exited", len(whole))
+                whole += base64.b64decode(event.fields["base64"])
+                assert (len(whole) == event.fields["size_bytes"]) is (event.id != after)
+            else:
+                assert not whole
+                after = event.id
+    assert json.loads(whole) == client.get(f"{URL}/{done['id']}").json()
+    assert text_of(follower.events) == done["stdout"]
 
 
 # --- many

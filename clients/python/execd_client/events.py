@@ -67,6 +67,8 @@ class Assembler:
     A reader that is cut off between two pieces of a long event gets bytes again; ``offset`` tells
     which. After an event that an earlier reader has seen (``after``), the first output of a stream
     tells where that reader was.
+
+    A long event that is no output comes in parts, where the connections end too soon for the whole.
     """
 
     def __init__(self, after: int = 0) -> None:
@@ -76,10 +78,19 @@ class Assembler:
         """The highest number of the events that are not output."""
         self._received: dict[str, int] = {} if after else dict.fromkeys(OUTPUTS, 0)
         self.has_begun = False
+        self._part = bytearray()
+        """The beginning of the next event."""
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Where the next connection resumes: the number of the last event, and the bytes of the
+        next event."""
+        return self.last_sequence, len(self._part)
 
     def restart(self, why: str) -> Event:
         """execd cannot resume at ``last_sequence``: begin anew. Returns the event that says so."""
         lost, self.last_sequence = self.last_sequence, 0
+        self._part.clear()
         return Event(kind="gone", sequence=lost, fields={"message": why})
 
     def take(self, kind: str, number: str, data: str) -> Iterator[Event]:
@@ -89,6 +100,13 @@ class Assembler:
         if number.isdecimal():
             self.last_sequence = int(number)
         fields = decode_json(data) if data else {}
+        if kind == "part":
+            del self._part[fields["offset"] :]
+            self._part += base64.b64decode(fields["base64"])
+            if len(self._part) < fields["size_bytes"]:
+                return
+            kind, fields = fields["of"], decode_json(bytes(self._part))
+        self._part.clear()
         if kind in OUTPUTS:
             yield from self._output(kind, fields, before)
         elif kind == "dropped":

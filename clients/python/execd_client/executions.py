@@ -88,9 +88,14 @@ def follow(
     """
     events = path_of(str(body["id"])) + "/events"
     assembler = Assembler(after)
+    in_parts = False
     while True:
+        before = assembler.has_begun, assembler.progress
         if has_started or assembler.has_begun:
-            request = Request("GET", with_query(events, {"encoding": "base64"}))
+            query: dict[str, str | int | bool | None] = {"encoding": "base64"}
+            if in_parts:
+                query |= {"parts": True, "part_offset": assembler.progress[1]}
+            request = Request("GET", with_query(events, query))
         else:
             request = json_request("POST", with_query(path, {"encoding": "base64"}), body)
         request = request.with_headers(Accept=SSE)
@@ -105,6 +110,8 @@ def follow(
             continue
         if (yield from _read(stream, assembler, patience)):
             return
+        # The connection may have ended within a long event.
+        in_parts = in_parts or before == (assembler.has_begun, assembler.progress)
 
 
 def _read(stream: Opened, assembler: Assembler, patience: Patience) -> Plan[bool]:

@@ -25,6 +25,7 @@ from execd.api.v1.execution_types import (
     WorkingDirectory,
 )
 from execd.api.wire.encoders import WireEvent
+from execd.engine.output.event_index import PIECE_BYTES
 from execd.engine.output.follow import (
     DisplayEvent,
     Dropped,
@@ -98,6 +99,16 @@ class DroppedEvent(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: Annotated[int, Meta(description="The number of lost bytes.")]
 
 
+class PartEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a long event, with `parts=true`. Only the last part has the event's number; the
+    parts before have the number of the event before."""
+
+    of: Annotated[str, Meta(description="The name of the event.")]
+    offset: Annotated[int, Meta(description="The place in the bytes of the event's JSON.")]
+    size_bytes: Annotated[int, Meta(description="The size of the event's JSON.")]
+    base64: Annotated[str, Meta(description="Bytes of the event's JSON.")]
+
+
 EVENTS: dict[str, type] = {
     "started": StartedEvent,
     "stdout": OutputEvent,
@@ -117,6 +128,33 @@ def render_events(
     Raises Gone, at the call and not at the first event.
     """
     return _render(execution.follow(after, text=encoding == "text"), execution, encoding, config)
+
+
+async def in_parts(
+    events: AsyncGenerator[WireEvent | None, None], after: int, offset: int
+) -> AsyncGenerator[WireEvent | None, None]:
+    """Yield the events, those of over PIECE_BYTES in parts. ``offset``: where the part of the first
+    event begins. Output comes in pieces already."""
+    async with aclosing(events):
+        async for event in events:
+            if event is None or isinstance(event.fields, OutputEvent | DroppedEvent):
+                yield event
+                continue
+            data = msgspec.json.encode(event.fields)
+            if len(data) <= PIECE_BYTES:
+                yield event
+            else:
+                for start in range(min(offset, len(data) - 1), len(data), PIECE_BYTES):
+                    piece = data[start : start + PIECE_BYTES]
+                    part = PartEvent(
+                        of=event.kind,
+                        offset=start,
+                        size_bytes=len(data),
+                        base64=base64.b64encode(piece).decode(),
+                    )
+                    is_last = start + len(piece) == len(data)
+                    yield WireEvent(event.sequence if is_last else after, "part", part)
+            after, offset = event.sequence, 0
 
 
 async def _render(

@@ -93,6 +93,25 @@ class EventsQuery(ExecutionView, frozen=True, kw_only=True, forbid_unknown_field
     ] = 0
 
 
+class ExecutionEventsQuery(EventsQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    parts: Annotated[
+        bool,
+        Meta(
+            description="Send an event of over 16 KiB as events `part`: for a reader whose "
+            "connections end sooner than such an event has come."
+        ),
+    ] = False
+    part_offset: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=MAX_SEQUENCE,
+            description="With `parts`, the number of bytes that the caller has of the event behind "
+            "`after`.",
+        ),
+    ] = 0
+
+
 class ExecutionsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     state: Annotated[
         State | None, Meta(description="Only executions in this state. Absent: in every state.")
@@ -158,10 +177,10 @@ def routes() -> list[Route]:
             handler=events,
             name="stream_execution",
             summary="Stream the output and the end of a command or cell",
-            query=EventsQuery,
+            query=ExecutionEventsQuery,
             headers=("Last-Event-ID",),
             replies={204: ()},
-            events=EVENTS,
+            events={**EVENTS, "part": execution_events.PartEvent},
             errors=(NotFound, Gone, ResourceExhausted),
         ),
         *(
@@ -292,7 +311,7 @@ async def show(request: web.Request) -> web.StreamResponse:
 
 
 async def events(request: web.Request) -> web.StreamResponse:
-    query = parse_query(request.query, EventsQuery)
+    query = parse_query(request.query, ExecutionEventsQuery)
     # A reconnecting browser repeats its first URL, and sends the number of the last event in the
     # header.
     after = last_event_id(request.headers.get("Last-Event-ID"), query.after)
@@ -300,7 +319,8 @@ async def events(request: web.Request) -> web.StreamResponse:
     execution = execution_of(request)
     if request.method == "HEAD":
         return web.Response(content_type=encoder.content_type, charset=encoder.charset)
-    return await stream_events(request, execution, encoder, after, query.encoding, {})
+    part_offset = query.part_offset if query.parts else None
+    return await stream_events(request, execution, encoder, after, query.encoding, {}, part_offset)
 
 
 async def stream_events(
@@ -310,7 +330,9 @@ async def stream_events(
     after: int,
     encoding: Encoding,
     headers: dict[str, str],
+    part_offset: int | None = None,
 ) -> web.StreamResponse:
+    """``part_offset``: see ``in_parts``; None: no event in parts."""
     config = request.app[ENGINE].config
     with execution.attach() as attachment:
         await execution.wait_started()
@@ -318,10 +340,13 @@ async def stream_events(
             # A browser's EventSource reconnects after any answer but 204.
             attachment.delivered()
             return web.Response(status=204)
+        rendered = execution_events.render_events(execution, after, encoding, config)
+        if part_offset is not None:
+            rendered = execution_events.in_parts(rendered, after, part_offset)
         response = await streams.send_events(
             request,
             encoder,
-            execution_events.render_events(execution, after, encoding, config),
+            rendered,
             stall_seconds=config.stream_stall_seconds,
             on_stall=attachment.excuse,
             headers=headers,

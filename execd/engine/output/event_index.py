@@ -5,8 +5,10 @@ for the events after number 17. An output event takes a number for each PIECE_BY
 its pieces as events: a connection that ends every few pieces still makes progress.
 
 The index is bounded. A full index merges neighbouring output events of the same stream in its older
-half; the merged event has all their numbers. If that frees too little, the oldest events are
-trimmed. A reader cannot resume at a trimmed number, nor at a merged number that is no piece's now.
+half; the merged event has all their numbers. If that frees too little, the index gives up the order
+of small events: for up to PIECE_BYTES, first the events of one stream, then those of the other. If
+that frees too little, too, the oldest events are trimmed. A reader cannot resume at a trimmed
+number, nor at a merged number that is no piece's now.
 
 Pieces are cut from the end of their event: behind the number of the n-th last piece come n - 1
 pieces. A number may have been another piece's before a merge. At most n - 1 pieces came behind that
@@ -44,6 +46,9 @@ class Kind(IntEnum):
     RICH = 4
 
 
+OUTPUTS = (Kind.STDOUT, Kind.STDERR)
+
+
 class Event(NamedTuple):
     """One event. For output, ``size_bytes`` bytes of the stream arrived, which begin at ``offset``.
 
@@ -75,6 +80,11 @@ class EventIndex:
     def last_sequence(self) -> int:
         """The number of the newest event. 0: no event yet."""
         return self._sequences[-1] if self._sequences else self._trimmed
+
+    @property
+    def trimmed_sequence(self) -> int:
+        """The number of the last trimmed event. 0: no event was trimmed."""
+        return self._trimmed
 
     @property
     def memory_bytes(self) -> int:
@@ -252,7 +262,8 @@ class EventIndex:
         )
 
     def _compact(self) -> None:
-        """Merge the older half; then trim to ``max_events`` if more events are left."""
+        """Merge the older half; then trim to ``max_events`` if more events are left. See the
+        module's text."""
         old = [self._at(position) for position in range(len(self._kinds))]
         middle = len(old) - self._max_events // 2
         merged: list[Event] = []
@@ -261,7 +272,7 @@ class EventIndex:
             if (
                 last is not None
                 and last.kind == event.kind
-                and event.kind in (Kind.STDOUT, Kind.STDERR)
+                and event.kind in OUTPUTS
                 and last.size_bytes + event.size_bytes <= MERGED_BYTES
             ):
                 merged[-1] = Event(
@@ -269,6 +280,8 @@ class EventIndex:
                 )
             else:
                 merged.append(event)
+        if len(merged) + len(old) - middle > self._max_events:
+            merged = _sort_by_stream(merged)
         kept = merged + old[middle:]
         assert kept[-1].sequence == self.last_sequence, "the newest number is kept"
         surplus = max(0, len(kept) - self._max_events)
@@ -282,4 +295,36 @@ class EventIndex:
 
 
 def _n_pieces(kind: int, size_bytes: int) -> int:
-    return max(1, -(-size_bytes // PIECE_BYTES)) if kind in (Kind.STDOUT, Kind.STDERR) else 1
+    return max(1, -(-size_bytes // PIECE_BYTES)) if kind in OUTPUTS else 1
+
+
+def _sort_by_stream(events: list[Event]) -> list[Event]:
+    """Merge small events over the events of the other stream in between.
+
+    The stream of the last event comes second, with the number of that event. The first stream gets
+    the number before: by that number, every reader had all its bytes.
+    """
+    found: list[Event] = []
+    merged: dict[Kind, Event] = {}
+
+    def flush() -> None:
+        *first, last = sorted(merged.values())
+        found.extend(event._replace(sequence=last.sequence - 1) for event in first)
+        found.append(last)
+        merged.clear()
+
+    for event in events:
+        before = merged.get(event.kind)
+        size_bytes = event.size_bytes + (before.size_bytes if before else 0)
+        if event.kind not in OUTPUTS or size_bytes > PIECE_BYTES:
+            if merged:
+                flush()
+            before, size_bytes = None, event.size_bytes
+        if event.kind in OUTPUTS and size_bytes <= PIECE_BYTES:
+            offset = before.offset if before else event.offset
+            merged[event.kind] = Event(event.sequence, event.kind, offset, size_bytes)
+        else:
+            found.append(event)
+    if merged:
+        flush()
+    return found

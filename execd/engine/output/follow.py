@@ -157,6 +157,11 @@ async def _follow(
     """``reached``: the streams of the reader, and the offset of the first byte to send."""
     while True:
         changed = log.next_change()
+        if sequence < (trimmed := log.events.trimmed_sequence):
+            async for part in _trimmed_parts(log, sequence, trimmed, reached, text):
+                yield part
+            sequence = trimmed
+            continue
         events = log.events.after(sequence, EVENTS_PER_READ)
         if not events:
             # The timeout is here and not around the generator: a task for each event is too
@@ -185,6 +190,28 @@ async def _follow(
                     yield part
                 reached[stream] = max(reached[stream], end)
             sequence = event.sequence
+
+
+async def _trimmed_parts(
+    log: OutputLog, sequence: int, trimmed: int, reached: dict[Stream, int], text: bool
+) -> AsyncIterator[Output | Dropped]:
+    """Yield the bytes of trimmed events, stream by stream. Behind the number of a later event, a
+    reader that is cut off would miss the bytes of the other stream. So all come before, and only
+    the last part has a number to resume at."""
+    last: Output | Dropped | None = None
+    for stream in reached:
+        begins = log.events.next_offset(KIND_OF[stream], trimmed)
+        end = log.streams[stream].total_bytes if begins is None else begins
+        numbers = sequence, trimmed
+        async for part in _parts(
+            log.streams[stream], stream, reached[stream], end, numbers, text, False
+        ):
+            if last is not None:
+                yield msgspec.structs.replace(last, sequence=sequence)
+            last = part
+        reached[stream] = max(reached[stream], end)
+    if last is not None:
+        yield msgspec.structs.replace(last, sequence=trimmed)
 
 
 def _join_lost(log: OutputLog, events: list[Event]) -> list[Event]:

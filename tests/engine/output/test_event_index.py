@@ -169,6 +169,14 @@ def test_a_long_log_of_one_stream_is_merged_and_not_trimmed() -> None:
     assert not index.can_resume(1)
 
 
+def test_a_long_log_of_two_streams_loses_their_order_before_it_is_trimmed() -> None:
+    index, totals = filled([(Kind.STDOUT, 10), (Kind.STDERR, 7)] * 1000, 8)
+    assert not index.has_trimmed
+    for kind, total in totals.items():
+        assert sum(event.size_bytes for event in index.after(0, 100) if event.kind is kind) == total
+    assert not index.can_resume(1)
+
+
 def test_started_and_exited_are_never_merged() -> None:
     index = EventIndex(2)
     index.append(Kind.STARTED)

@@ -20,6 +20,7 @@ from execd.engine.output.follow import (
     follow,
     follow_stream,
 )
+from execd.engine.output.head_tail import MAX_CHARACTER_BYTES
 from execd.engine.output.log import OutputLog, StreamLog
 from execd.engine.store import spool as spool_module
 from execd.engine.store.state_dir import StateDir
@@ -248,6 +249,51 @@ def test_a_reader_that_resumes_misses_nothing_and_gets_nothing_twice(
                 assert joined(seen + rest, stream) == joined(events, stream)
 
     asyncio.run(run())
+
+
+@examples(0.5)
+@given(
+    writes=st.lists(st.tuples(st.sampled_from(STREAMS), st.text(max_size=9)), max_size=20),
+    n_lost=st.integers(0, 3),
+    piece_bytes=st.sampled_from([1, 2, 5, 8]),
+    max_events=st.sampled_from([2, 6, 4096]),
+)
+def test_a_reader_whose_connections_end_behind_each_piece_gets_each_byte_once(
+    state_dir: StateDir,
+    writes: list[tuple[Stream, str]],
+    n_lost: int,
+    piece_bytes: int,
+    max_events: int,
+) -> None:
+    """``n_lost``: first bytes of each write that are missing, so that characters begin nowhere."""
+    pairs: list[tuple[Stream, bytes]] = [
+        (stream, data) for stream, text in writes if (data := text.encode()[n_lost:])
+    ]
+
+    async def run(text: bool) -> None:
+        log = await written(state_dir, pairs, 4096, 1 << 20)
+        received, after, has_ended = dict.fromkeys(STREAMS, b""), 0, False
+        while not has_ended:
+            async with aclosing(follow(log, after, text=text)) as connection:
+                async for event in connection:
+                    has_ended = isinstance(event, ExitedEvent)
+                    if isinstance(event, Output):
+                        assert event.offset == len(received[event.stream])
+                        assert len(event.data) < piece_bytes + MAX_CHARACTER_BYTES or not after
+                        received[event.stream] += event.data
+                        if text and not n_lost:
+                            event.data.decode()
+                    if event.sequence > after:
+                        after = event.sequence
+                        break
+        for stream in STREAMS:
+            assert received[stream] == b"".join(data for name, data in pairs if name == stream)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("execd.engine.output.event_index.PIECE_BYTES", piece_bytes)
+        patch.setattr("execd.engine.output.log.MAX_EVENTS", max_events)
+        for text in (False, True):
+            asyncio.run(run(text))
 
 
 async def test_a_hole_in_the_log_is_said_to_be_one(state_dir: StateDir, tmp_path: Path) -> None:
