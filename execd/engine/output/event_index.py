@@ -198,7 +198,10 @@ class EventIndex:
         """Return the next events above ``sequence``, long ones in pieces."""
         found: list[Event] = []
         for position in range(bisect_right(self._sequences, sequence), len(self._kinds)):
-            found += self._pieces(position, sequence, max_events - len(found))
+            if self._sizes[position] <= PIECE_BYTES:
+                found.append(self._at(position))
+            else:
+                found += self._pieces(position, sequence, max_events - len(found))
             if len(found) >= max_events:
                 break
         return found
