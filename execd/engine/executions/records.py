@@ -65,6 +65,8 @@ def end_record(execution: Execution, result: Result) -> End:
         cell=execution.cell,
         rich=list(map(_journaled, execution.output.rich)) if is_small else [],
         omitted_rich_bytes=0 if is_small else execution.output.rich_bytes,
+        key=execution.key,
+        payload=execution.payload,
     )
 
 

@@ -91,6 +91,9 @@ class End(msgspec.Struct, frozen=True, tag="end"):
     started_by: StartedBy | None = None
     events: bytes = b""
     """The packed index of the log: readers may resume at its numbers under later daemons too."""
+    key: str | None = None
+    payload: str = ""
+    """As in ``Begin``, whose line may be damaged. Empty: recorded by an older daemon."""
 
 
 class Cut(msgspec.Struct, frozen=True, tag="cut"):
@@ -236,12 +239,11 @@ class JournalState:
 
 
 def _unknown_begin(end: End) -> Begin:
-    """Return what an End record tells of the execution. No request has the digest of this one, so a
-    repeated request is refused and not run again."""
+    """Return what an End record tells of the execution."""
     return Begin(
         id=end.id,
-        key=None,
-        payload="",
+        key=end.key,
+        payload=end.payload,
         display="",
         created_at=end.started_at or end.ended_at,
         cwd="",

@@ -150,16 +150,18 @@ def test_a_bundle_that_a_codec_refuses_costs_no_record(bundle: bytes) -> None:
     assert raw == bundle.replace(b"\n", b" ")
 
 
-def test_an_end_without_its_begin_is_known_and_never_run_again(tmp_path: Path) -> None:
+def test_an_end_without_its_begin_is_known(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    path.write_bytes(b"x" + encode(begin("a"))[20:] + encode(end("a")))
+    ended = msgspec.structs.replace(end("a"), key="k", payload="p")
+    path.write_bytes(b"x" + encode(begin("a"))[20:] + encode(ended))
     for _ in range(2):
         opened = Journal(str(path))
         try:
             [found] = opened.load().values()
         finally:
             opened.close()
-        assert (found.begin.id, found.begin.payload, found.end) == ("a", "", end("a"))
+        assert (found.begin.id, found.begin.key, found.begin.payload) == ("a", "k", "p")
+        assert found.end == ended
 
 
 def test_what_began_and_did_not_end_is_known_as_that() -> None:
