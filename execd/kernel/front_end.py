@@ -64,7 +64,9 @@ class ResultHook(DisplayHook):
     def write_format_data(
         self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None
     ) -> None:
-        self.shell.front_end.result(format_dict, md_dict or {}, self.prompt_count)
+        # The metadata of _repr_mimebundle_ are of any type.
+        metadata = md_dict if isinstance(md_dict, dict) else {}
+        self.shell.front_end.result(format_dict, metadata, self.prompt_count)
 
     def update_user_ns(self, result: Any) -> None:
         # A cell that deletes all names of the namespace deletes _oh too.

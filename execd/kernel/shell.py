@@ -342,7 +342,8 @@ def _describe_exit(raised: SystemExit) -> tuple[mime_bundles.ErrorDescription | 
     if code is None:
         number = 0
     elif isinstance(code, int):
-        number = int.__and__(code, 0xFF)  # a subclass of user code may override ``&``
+        # A subclass of user code may override ``&``. Python takes a number beyond a C long for -1.
+        number = int.__and__(code, 0xFF) if int.bit_length(code) < 64 else 255
     else:
         print(text, file=sys.stderr)
         number = 1

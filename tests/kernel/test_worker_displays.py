@@ -310,6 +310,12 @@ def test_any_display_and_result_is_a_frame_that_every_reader_takes(
 SHOW = "display({'application/json': x}, raw=True)"
 
 
+def test_metadata_of_a_wrong_type_are_left_out(worker: WorkerProcess) -> None:
+    code = "class R:\n    def _repr_mimebundle_(self, **_): return {'text/plain': 'r'}, [1]\nR()"
+    [frame] = worker.run(code).of("result")
+    assert (frame["data"], frame["metadata"]) == ({"text/plain": "r"}, {})
+
+
 @pytest.mark.parametrize("loop", ["x = []; x += [x, x]", "x = {}; x['x'] = (x, {1: x})"])
 def test_value_that_contains_itself_fails_at_once(worker: WorkerProcess, loop: str) -> None:
     error = worker.run(f"{loop}; {SHOW}").error

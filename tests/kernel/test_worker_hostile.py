@@ -190,6 +190,7 @@ def test_an_exit_code_of_any_kind_is_one(worker: WorkerProcess) -> None:
     ).done
     assert done["exit"] == {"code": 3}
     assert worker.run("raise SystemExit(-1)").done["exit"] == {"code": 255}
+    assert worker.run("raise SystemExit(1 << 400)").done["exit"] == {"code": 255}
 
 
 def test_more_displays_and_clearings_than_a_cell_may_send_are_left_out(
