@@ -189,7 +189,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     drain_grace_seconds: Annotated[
         float,
         Meta(ge=0),
-        _help("How long execd reads output after the exit while other processes hold the pipes."),
+        _help("How long a reply waits after the exit while other processes hold the pipes."),
     ] = 0.25
     shutdown_timeout: Annotated[
         float,

@@ -162,6 +162,7 @@ PROGRAM = (
 )
 
 CALLERS = (
+    "execd.engine.output.held_pipes.MAX_HELD_PIPES",
     Limit("commands at once", "{flag max_running}", "{max_running}", "the next command waits"),
     Limit(
         "commands in their first moments",

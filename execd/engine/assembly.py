@@ -11,6 +11,7 @@ import asyncio
 import functools
 import logging
 import os
+import resource
 from typing import TYPE_CHECKING, NamedTuple
 
 from execd.allocator import MemoryReturn
@@ -35,6 +36,7 @@ from execd.engine.housekeeping import Housekeeper
 from execd.engine.in_flight import InFlight
 from execd.engine.metrics.counters import Counters
 from execd.engine.network_witness import NetworkWitness
+from execd.engine.output.held_pipes import HeldPipes
 from execd.engine.restores import Restores
 from execd.engine.sessions.manager import Sessions
 from execd.engine.shutdown import ShutdownClock
@@ -87,6 +89,7 @@ class Parts(NamedTuple):
     sessions: Sessions
     starts: Starts
     in_flight: InFlight
+    held_pipes: HeldPipes
     shutdown: ShutdownClock
     pod_memory: PodMemory
     housekeeper: Housekeeper
@@ -154,6 +157,9 @@ async def assemble(
         disk_guard.mark_running()
         restores.mark_busy()
 
+    held_pipes = HeldPipes(
+        resource.getrlimit(resource.RLIMIT_NOFILE)[0], on_growth=housekeeper.plan_soon
+    )
     context = _make_context(
         config,
         environment,
@@ -162,12 +168,15 @@ async def assemble(
         files,
         python,
         temporary_dir,
+        held_pipes,
         counters,
         on_run,
         restores.look,
     )
-    retention = Retention(registry, store, config.base_dir, housekeeper.plan_soon)
+    retention = Retention(registry, store, config.base_dir, held_pipes, housekeeper.plan_soon)
     ends.push_async_callback(lambda: retention.close(shutdown.seconds_left()))
+    # After the warden, and with the warden all writers.
+    ends.push_async_callback(lambda: held_pipes.close(shutdown.seconds_left()))
     retention.restore(context)
     sessions = Sessions(context, retention, in_flight.lease, housekeeper.plan)
     ends.push_async_callback(lambda: sessions.close(shutdown.seconds_left()))
@@ -200,6 +209,7 @@ async def assemble(
         sessions=sessions,
         starts=starts,
         in_flight=in_flight,
+        held_pipes=held_pipes,
         shutdown=shutdown,
         pod_memory=memory,
         housekeeper=housekeeper,
@@ -231,6 +241,7 @@ def _make_context(
     files: Files,
     python: str,
     temporary_dir: str,
+    held_pipes: HeldPipes,
     counters: Counters,
     on_run: Callable[[], None],
     look_for_restore: Callable[[], bool],
@@ -254,6 +265,7 @@ def _make_context(
             own_limits(config),
             is_on=config.direct_exec == "on",
         ),
+        held_pipes=held_pipes,
         temporary_dir=temporary_dir,
         ensure_base_dir=files.ensure_base_dir,
         ensure_temporary_dir=files.ensure_temporary_dir,

@@ -142,6 +142,7 @@ def _executions(parts: Parts) -> ExecutionStats:
         ended=ended,
         refused=counters.refused_executions,
         output_bytes=dict(counters.output_bytes),
+        held_pipes=parts.held_pipes.count,
     )
 
 

@@ -3,6 +3,7 @@ away."""
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,8 @@ from .target import execute_bytes, wait_until
 from .test_timeouts import DOUBLE_FORK
 
 if TYPE_CHECKING:
+    import httpx
+
     from .conftest import Run
     from .target import Target
 
@@ -61,6 +64,74 @@ def test_server_that_a_command_starts_serves_the_next_command(
         f"{run.out(f'cat {folder}/port')})).recv(99))"
     )
     assert run.python(client.replace("\n", "")).stdout == "b'served'\n"
+
+
+def test_server_whose_output_goes_to_the_command_s_pipe_goes_on_serving(
+    run: Run, marker: str, folder: str
+) -> None:
+    server = (
+        "import http.server, sys; s = http.server.HTTPServer(('127.0.0.1', 0), "
+        "http.server.SimpleHTTPRequestHandler); "
+        "open(sys.argv[1], 'w').write(str(s.server_port) + chr(10)); s.serve_forever()"
+    )
+    run.out(f'nohup python3 -c "{server}" {folder}/port {marker} &')
+    wait_until(lambda: run(f"grep -q . {folder}/port").exit_code == 0, 10, "the server listens")
+    client = (
+        "import urllib.request as r; "
+        f"print(r.urlopen('http://127.0.0.1:{run.out(f'cat {folder}/port').strip()}/').status)"
+    )
+    for _ in range(3):  # each request makes the server print a line
+        assert run.python(client).stdout == "200\n"
+
+
+def test_output_after_the_end_is_in_the_log_and_the_reply_stays(
+    run: Run, client: httpx.Client, folder: str
+) -> None:
+    body = {
+        "command": f"cd {folder}; mkfifo gate; "
+        "{ read line < gate; seq 100000; seq 100000 >&2; echo $? > exit_code; } & echo now",
+        "id": folder,
+    }
+    reply = client.post("/v1/executions", json=body).json()
+    assert (reply["stdout"], reply["stderr"], reply["exit_code"]) == ("now\n", "", 0)
+    run.out(f"echo go > {folder}/gate")
+    wait_until(lambda: run(f"grep 0 {folder}/exit_code").exit_code == 0, 10, "the writer has ended")
+    lines = "".join(f"{number}\n" for number in range(1, 100001))
+    url = f"/v1/executions/{folder}"
+    for stream, text in ("stdout", "now\n" + lines), ("stderr", lines):
+        wait_until(
+            lambda stream=stream, text=text: client.get(f"{url}/{stream}").text == text,
+            10,
+            "the log has the output",
+        )
+    for again in client.post("/v1/executions", json=body), client.get(url):
+        assert again.json() == reply
+    events = client.get(f"{url}/events", headers={"Accept": "application/x-ndjson"}).text
+    assert [json.loads(line).get("text") for line in events.splitlines()] == [None, "now\n", None]
+
+
+def test_background_writer_past_the_bound_of_the_log_is_counted(
+    run: Run, client: httpx.Client, folder: str
+) -> None:
+    body = {
+        "command": f"cd {folder}; mkfifo gate; "
+        "{ read line < gate; yes | head -c 3000000; echo done > exit_code; } & echo now",
+        "limits": {"log_bytes": 100_000},
+    }
+    reply = client.post("/v1/executions", json=body).json()
+    run.out(f"echo go > {folder}/gate")
+    wait_until(lambda: run(f"cat {folder}/exit_code").stdout == "done\n", 10, "all is written")
+    url = f"/v1/executions/{reply['id']}"
+    headers = {"Range": "bytes=0-9"}
+    wait_until(
+        lambda: (
+            client.get(f"{url}/stdout", headers=headers).headers["Content-Range"]
+            == "bytes 0-9/3000004"
+        ),
+        10,
+        "all is counted",
+    )
+    assert client.get(url).json() == reply
 
 
 def test_late_output_of_a_finishing_program_is_not_lost(run: Run) -> None:

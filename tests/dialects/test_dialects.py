@@ -121,6 +121,30 @@ def test_child_in_the_background_does_not_delay_the_end(speaker: Speaker, observ
     observer.run(f"kill $({found} | cut -d/ -f3)")
 
 
+def test_child_in_the_background_prints_on_after_the_end(speaker: Speaker, observer: V1) -> None:
+    folder = f"/tmp/{secrets.token_hex(8)}"
+    marked = mark()
+    child = (
+        f"{{ read line < {folder}/gate; echo later; echo oops >&2; echo $? > {folder}/exit_code; }}"
+    )
+    assert observer.run(f"mkdir {folder}; mkfifo {folder}/gate").exit_code == 0
+    ran = speaker.run(f"{child} & echo up{marked}")
+    assert (ran.stdout, ran.exit_code) == (b"up\n", 0)
+    (execution,) = executions_of(observer, marked)
+    observer.run(f"echo go > {folder}/gate")
+    url = f"/v1/executions/{execution['id']}"
+    for stream, text in ("stdout", b"up\nlater\n"), ("stderr", b"oops\n"):
+        wait_until(
+            lambda stream=stream, text=text: observer.http.get(f"{url}/{stream}").content == text,
+            ANSWER_SECONDS,
+            "the log has the output",
+        )
+    exit_code = f"until grep . {folder}/exit_code; do sleep 0.1; done; rm -r {folder}"
+    assert observer.run(exit_code).stdout == b"0\n"
+    reply = observer.http.get(url).json()
+    assert (reply["stdout"], reply["stderr"]) == ("up\n", "")
+
+
 def test_kill_ends_the_tree(speaker: Speaker, observer: V1) -> None:
     marked = mark()
     running = speaker.start("echo up; sleep 1003" + marked)

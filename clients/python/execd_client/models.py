@@ -76,6 +76,7 @@ class ExecutionStats(Struct, frozen=True, kw_only=True):
     ended: dict[str, int]
     refused: int
     output_bytes: dict[str, int]
+    held_pipes: int
 
 
 ExitReason: TypeAlias = Annotated[str, Meta(title="ExitReason")]

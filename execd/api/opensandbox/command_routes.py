@@ -254,6 +254,7 @@ async def _read_log(execution: Execution, cursor: int) -> tuple[bytes, int]:
     if hole is not None and cursor < hole[0]:
         stop = min(stop, hole[0])
     data = await execution.read("stdout", cursor, stop) if cursor < stop else b""
-    if execution.state is not State.EXITED or stop < total_bytes:
+    may_grow = execution.state is not State.EXITED or execution.output.streams["stdout"].is_held
+    if may_grow or stop < total_bytes:
         data = data[: len(data) - incomplete_tail_bytes(data)]
     return marker + data, cursor + len(data)

@@ -1,7 +1,8 @@
 """The runner of a command: the warden spawns the program, and ends the program with its whole tree.
 
-"Exited" is the warden's wait4, never end of file. After the exit the pipes are read for the drain
-grace at most, because a descendant may hold them open.
+"Exited" is the warden's wait4, never end of file. After the exit the reply waits for the end of the
+pipes, for the drain grace at most, because a descendant may hold them open. ``held_pipes`` reads
+such pipes from then on.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
     from execd.engine.executions.direct_exec import DirectStart
     from execd.engine.executions.execution import Execution
     from execd.engine.executions.starts import Starts
-    from execd.model import Command
+    from execd.engine.output.pump import Pump
+    from execd.model import Command, Stream
     from execd.proc.client import WardenClient
     from execd.proc.messages import Killed
 
@@ -48,7 +50,7 @@ LIMIT_REASONS = {
 
 class CommandRunner:
     """A ``Runner``. Owns the program's descriptors and its ``Child`` from ``start`` to the end of
-    ``finish``."""
+    ``finish``, and pipes that other processes hold until ``leave``."""
 
     def __init__(
         self,
@@ -69,6 +71,8 @@ class CommandRunner:
         """The warden's number of the program. The program has ended, and may have left
         descendants."""
         self._remains: CommandRemains | None = None
+        self._spared: tuple[Execution, dict[Stream, Pump]] | None = None
+        """The execution, which has ended, and the pumps of pipes that other processes hold."""
         self._stands_for_dash = False
         """The program runs in the place of a dash that would report the program's end."""
         self._cpu_seconds = math.inf
@@ -116,6 +120,10 @@ class CommandRunner:
         return None if self._child is None else self._child.tag
 
     def leave(self) -> None:
+        if self._spared is not None:
+            execution, pumps = self._spared
+            make_spool = self._context.spool_maker(execution.id, execution.command.limits)
+            self._context.held_pipes.take(execution.id, execution.output, pumps, make_spool)
         if self._has_arrived:
             self._starts.leave(self._id, self._cpu_seconds)
 
@@ -262,7 +270,8 @@ class CommandRunner:
             # send the signal.
             if io.has_terminal:
                 child.signal(signal.SIGHUP, scope="session")
-            await io.close()
+            if pumps := await io.close(spares_pipes=True):
+                self._spared = execution, pumps
             child.release()
             self._ended_tag = child.tag
         if self._stands_for_dash and isinstance(ended, Exited):

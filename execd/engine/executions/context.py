@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from execd.engine.executions.direct_exec import DirectExec
     from execd.engine.executions.environment import ChildEnvironment
     from execd.engine.metrics.counters import Counters
+    from execd.engine.output.held_pipes import HeldPipes
+    from execd.engine.store.spool import Spool
     from execd.engine.store.state_dir import StateDir
-    from execd.model import Limits
+    from execd.model import Limits, Stream
     from execd.proc.client import WardenClient
     from execd.proc.spawn import Identity
 
@@ -40,6 +42,7 @@ class EngineContext(NamedTuple):
     store: StateDir
     environment: ChildEnvironment
     direct_exec: DirectExec
+    held_pipes: HeldPipes
     temporary_dir: str
     """TMPDIR of user code: /tmp, or a directory in the base dir."""
     ensure_base_dir: Callable[[], Awaitable[None]]
@@ -71,8 +74,9 @@ class EngineContext(NamedTuple):
     def make_log(self, execution_id: str, limits: Limits) -> OutputLog:
         """Where the output of an execution goes. Ended by ``OutputLog.remove``, or with the state
         dir."""
+        return OutputLog(self.config.stream_memory_bytes, self.spool_maker(execution_id, limits))
+
+    def spool_maker(self, execution_id: str, limits: Limits) -> Callable[[Stream], Spool]:
+        """Where the output of an execution goes that is too long for the memory."""
         log_bytes = self.config.log_bytes if limits.log_bytes is None else limits.log_bytes
-        return OutputLog(
-            self.config.stream_memory_bytes,
-            lambda stream: self.store.spool(f"{execution_id}.{stream}", log_bytes),
-        )
+        return lambda stream: self.store.spool(f"{execution_id}.{stream}", log_bytes)

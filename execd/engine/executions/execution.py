@@ -574,10 +574,11 @@ class Execution:
         log = self.output.streams[stream]
         data = await log.read(start, end)
         if data is None:
+            head_end, tail_start = log.hole(end)
             raise RangeNotSatisfiable(
-                f"{stream}: bytes {log.head_end} to {log.memory.tail_start} were not kept",
-                head_end=log.head_end,
-                tail_start=log.memory.tail_start,
+                f"{stream}: bytes {head_end} to {tail_start} were not kept",
+                head_end=head_end,
+                tail_start=tail_start,
             )
         return data
 

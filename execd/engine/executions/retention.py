@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from execd.engine.executions.context import EngineContext
     from execd.engine.executions.execution import Execution
     from execd.engine.executions.registry import Registry
+    from execd.engine.output.held_pipes import HeldPipes
     from execd.engine.store.journal import Record
     from execd.engine.store.state_dir import StateDir
 
@@ -40,12 +41,14 @@ class Retention:
         registry: Registry,
         state_dir: StateDir,
         base_dir: str,
+        held_pipes: HeldPipes,
         plan_round: Callable[[], None],
     ) -> None:
         """``plan_round`` has the housekeeper begin a round soon."""
         self._registry = registry
         self._state_dir = state_dir
         self._base_dir = base_dir
+        self._held_pipes = held_pipes
         self._plan_round = plan_round
         self._expired: dict[str, Execution] = {}
         """Executions without a name, by id; their files are still there."""
@@ -142,6 +145,7 @@ class Retention:
         """Forget an execution that has ended, at once."""
         if self._registry.get(execution.id) is execution:
             self._registry.remove(execution)
+            self._held_pipes.discard(execution.id, execution.output)
             execution.output.remove()
             if execution.is_journaled:
                 await self._state_dir.write_journal(Forget(execution.id))
@@ -150,6 +154,7 @@ class Retention:
         """Forget executions that the registry has removed; see the module's text for the order."""
         for execution in gone:
             self._plan_round()
+            self._held_pipes.discard(execution.id, execution.output)
             self._expired[execution.id] = execution
             if execution.is_journaled:
                 self._note(Forget(execution.id))
@@ -165,6 +170,8 @@ class Retention:
         """One round of the housekeeper."""
         while self._expired:
             self._expired.popitem()[1].output.remove()
+        for execution_id in self._held_pipes.take_grown():
+            self._registry.measure(execution_id)
         self._retire(self._registry.expired(asyncio.get_running_loop().time()))
         # Logs of finished executions make room when half of the space is used, before a log of a
         # live execution is cut. The records of the finished executions stay.

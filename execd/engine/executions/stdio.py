@@ -42,7 +42,7 @@ class ProgramIO:
         self._loop = loop
         self._command = command
         self._append = append
-        self._pumps: list[Pump] = []
+        self._pumps: dict[Stream, Pump] = {}
         self._stdin: Stdin | None = None
         self._terminal_fd: int | None = None
         self._feeder: asyncio.Task[None] | None = None
@@ -61,7 +61,7 @@ class ProgramIO:
     def _open_terminal(self, cols: int, rows: int) -> None:
         terminal = pty.open_terminal(cols, rows)
         append = functools.partial(self._append, "stdout")
-        self._pumps.append(Pump(terminal.master, append, self._loop))
+        self._pumps["stdout"] = Pump(terminal.master, append, self._loop)
         self.stdio = [0, 0, 0]
         self.descriptors.append(terminal.slave)
         self._terminal_fd = os.dup(terminal.master)
@@ -77,7 +77,7 @@ class ProgramIO:
         for stream in STREAMS:
             read_end, write_end = os.pipe2(os.O_CLOEXEC)
             append = functools.partial(self._append, stream)
-            self._pumps.append(Pump(read_end, append, self._loop))
+            self._pumps[stream] = Pump(read_end, append, self._loop)
             self._give(write_end)
 
     def _give(self, fd: int) -> None:
@@ -93,7 +93,7 @@ class ProgramIO:
     def start(self) -> None:
         """Read the program's output, and write the input of the request, then end of file unless
         callers may send more. A terminal stays open after its end of file."""
-        for pump in self._pumps:
+        for pump in self._pumps.values():
             pump.start()
         if self._stdin is not None:
             self._feeder = asyncio.create_task(self._feed(self._stdin), name="stdin")
@@ -137,7 +137,7 @@ class ProgramIO:
 
     def read_now(self) -> None:
         """Read the output that is there, without waiting for the loop."""
-        for pump in self._pumps:
+        for pump in self._pumps.values():
             pump.drain_now()
 
     async def drain(self, timeout_seconds: float) -> None:
@@ -145,30 +145,39 @@ class ProgramIO:
         open."""
         self.read_now()
         # A pump that has met the end of its stream is closed, and has no write under way.
-        self._pumps = [pump for pump in self._pumps if pump.is_open]
+        self._pumps = {stream: pump for stream, pump in self._pumps.items() if pump.is_open}
         if self._pumps:
-            for pump in self._pumps:
+            for pump in self._pumps.values():
                 pump.start()
             await asyncio.wait(
-                [pump.ended for pump in self._pumps], timeout=max(0.0, timeout_seconds)
+                [pump.ended for pump in self._pumps.values()], timeout=max(0.0, timeout_seconds)
             )
 
-    async def close(self) -> None:
+    async def close(self, *, spares_pipes: bool = False) -> dict[Stream, Pump]:
         """Close the daemon's ends, and the program's ends if no warden has taken them. Wait for a
         write to disk that is under way, and take the output behind that write. Afterwards nothing
-        writes to the log."""
+        writes to the log.
+
+        ``spares_pipes``: return the pumps of pipes that other processes hold, paused. The caller
+        owns them from now on. A terminal is closed in any case: its session has lost its leader.
+        """
         self.close_theirs()
-        for pump in self._pumps:
+        for pump in self._pumps.values():
             if pump.is_writing:
                 await pump.drain_after_writes()
-        self._close_ours()
-        for pump in self._pumps:
+            pump.pause()
             if pump.is_writing:
                 await pump.wait_for_write()
+        spared = {}
+        if spares_pipes and not self.has_terminal:
+            spared = {stream: pump for stream, pump in self._pumps.items() if pump.is_open}
+            self._pumps = {}
+        self._close_ours()
         if self._feeder is not None:
             await asyncio.gather(self._feeder, return_exceptions=True)
             # A cancelled task keeps its exception, and the exception keeps this object.
             self._feeder = None
+        return spared
 
     def _close_ours(self) -> None:
         if self._feeder is not None:
@@ -178,7 +187,7 @@ class ProgramIO:
         if self._terminal_fd is not None:
             os.close(self._terminal_fd)
             self._terminal_fd = None
-        for pump in self._pumps:
+        for pump in self._pumps.values():
             pump.close()
 
     def close_theirs(self) -> None:

@@ -39,6 +39,12 @@ class ExecutionStats(msgspec.Struct, frozen=True, kw_only=True):
         dict[Stream, int],
         Meta(description="Output of the executions that have ended since the start, by stream."),
     ]
+    held_pipes: Annotated[
+        int,
+        Meta(
+            description="Pipes of ended commands that background processes hold, and execd reads."
+        ),
+    ]
 
 
 class SessionStats(msgspec.Struct, frozen=True, kw_only=True):

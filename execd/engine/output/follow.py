@@ -250,7 +250,7 @@ async def _parts(
         if not final:
             end = await _character_border(log, end)
     while start < end:
-        hole_start, hole_end = log.head_end, log.memory.tail_start
+        hole_start, hole_end = log.hole(end)
         if hole_start <= start < hole_end:
             stop = min(end, hole_end)
             yield Dropped(numbers[stop == end], stream, start, stop - start)
@@ -259,7 +259,8 @@ async def _parts(
         stop = min(end, start + PART_BYTES, hole_start if start < hole_start < hole_end else end)
         data = await log.read(start, stop)
         if data is None:  # the hole has grown since, or the file is gone
-            if log.head_end > start and log.memory.tail_start > start:
+            hole_start, hole_end = log.hole(end)
+            if min(hole_start, hole_end) > start:
                 yield Dropped(numbers[stop == end], stream, start, stop - start)
                 start = stop
             continue

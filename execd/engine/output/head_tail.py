@@ -27,6 +27,14 @@ class HeadTail:
         self._head: bytearray | bytes = b""
         self._tail: bytearray | bytes = b""
 
+    def copy(self) -> HeadTail:
+        """Return the stream as it is now. Later bytes change only the original."""
+        copy = HeadTail(self.head_bytes, self.tail_bytes)
+        copy.total_bytes = self.total_bytes
+        copy._head = bytes(self._head)
+        copy._tail = bytes(self._tail[max(0, len(self._tail) - self.tail_bytes) :])
+        return copy
+
     def append(self, data: bytes) -> None:
         """Append bytes to the stream."""
         self.total_bytes += len(data)

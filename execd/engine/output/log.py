@@ -9,6 +9,10 @@ newest bytes in memory; every view reports the hole between them.
 One pump writes to each stream (``pump``), and awaits each write before the next read. So a stream
 has at most one write to its spool under way. Readers never delay the pump: a reader asks the log
 for bytes at an offset (``follow``), and every view reports lost bytes.
+
+A process may hold the pipe of a stream beyond the end of the execution (``held_pipes``). The stream
+then grows within the same bounds, and downloads show the bytes. Replies and events show the stream
+as of the end: the index takes no later bytes, and ``at_end`` keeps what memory had.
 """
 
 from __future__ import annotations
@@ -62,6 +66,8 @@ class StreamLog:
         "_writing",
         "_writing_at",
         "_written",
+        "at_end",
+        "is_held",
         "last_bytes",
         "memory",
         "spool",
@@ -82,6 +88,10 @@ class StreamLog:
         self._written: asyncio.Future[None] | None = None
         """Made by ``save``, which waits for the write under way."""
         self._make_spool = make_spool
+        self.is_held = False
+        """The execution has ended, and a process may still write to the stream."""
+        self.at_end: HeadTail | None = None
+        """``memory`` as of the end of the execution, if the stream has grown since."""
 
     def restore(self, total_bytes: int | None) -> None:
         """Restore the stream of a former daemon from its spool. Nothing is in memory then.
@@ -94,10 +104,15 @@ class StreamLog:
         self.total_bytes = self.spool.size_bytes if total_bytes is None else total_bytes
         self.memory = HeadTail(0, 0)
         self.memory.total_bytes = self.total_bytes
+        if self.spool.size_bytes > self.total_bytes:
+            self.at_end = self.memory.copy()
+            self.memory.total_bytes = self.total_bytes = self.spool.size_bytes
 
     def append(self, data: bytes) -> Awaitable[None] | None:
         """Append bytes. The caller awaits a returned awaitable before the next call."""
         assert not self._writing, "one write at a time"
+        if self.is_held and self.at_end is None:
+            self.at_end = self.memory.copy()
         before = self.total_bytes
         self.last_bytes = (self.last_bytes + data[-MAX_CHARACTER_BYTES:])[-MAX_CHARACTER_BYTES:]
         earlier = b""
@@ -107,6 +122,8 @@ class StreamLog:
         ):
             earlier = self.memory.read(0, before) or b""
             self.spool = self._make_spool()
+            if self.is_held:
+                self.spool.finish()  # no descriptor for each server in the background
         self.memory.append(data)
         self.total_bytes = self.memory.total_bytes
         if self.spool is None or not self.spool.accepts:
@@ -123,11 +140,23 @@ class StreamLog:
             self._written = None
 
     @property
-    def head_end(self) -> int:
-        """The offset up to which every byte can be read: where the hole begins, if there is one."""
-        if self.memory.tail_start == self.memory.head_end:
-            return self.total_bytes
-        return max(self.memory.head_end, self._stored_end)
+    def end_bytes(self) -> int:
+        """Size of the stream as of the end of the execution; until then ``total_bytes``."""
+        return self.total_bytes if self.at_end is None else self.at_end.total_bytes
+
+    def hole(self, end: int) -> tuple[int, int]:
+        """Return where the bytes begin that were not kept of [0, ``end``), and where they end. All
+        bytes were kept if that is no positive range."""
+        memory = self._memory_before(end)
+        if memory.tail_start == memory.head_end:
+            return memory.total_bytes, memory.total_bytes
+        return max(memory.head_end, self._stored_end), memory.tail_start
+
+    def _memory_before(self, end: int) -> HeadTail:
+        """``at_end`` is nearer to the bytes before the end than the memory that has moved on."""
+        if self.at_end is not None and end <= self.at_end.total_bytes:
+            return self.at_end
+        return self.memory
 
     @property
     def _stored_end(self) -> int:
@@ -140,23 +169,27 @@ class StreamLog:
 
     async def read(self, offset: int, end: int) -> bytes | None:
         """Read the bytes [offset, end). None: some of them are lost."""
-        data = self.memory.read(offset, end)
+        memory = self._memory_before(end)
+        data = memory.read(offset, end)
         if data is not None or self.spool is None:
             return data
         if end <= self._stored_end:
             return await self._read_stored(self.spool, offset, end)
-        middle = self.memory.tail_start
+        middle = memory.tail_start
         if offset < middle <= self._stored_end:
             # Memory first: while the disk is read, the tail in memory may move on.
-            tail = self.memory.read(middle, end)
+            tail = memory.read(middle, end)
             head = await self._read_stored(self.spool, offset, middle)
             return None if head is None or tail is None else head + tail
         return None
 
     @property
     def disk_failure(self) -> str | None:
-        """Why the disk has fewer bytes than ``log_bytes`` allows. None: no failure."""
-        return None if self.spool is None else self.spool.failure
+        """Why the disk has fewer bytes of the execution than ``log_bytes`` allows. None: no
+        failure."""
+        if self.spool is None or self.spool.size_bytes >= self.end_bytes:
+            return None
+        return self.spool.failure
 
     async def refresh_size(self) -> None:
         """Notice bytes lost on disk. They are part of the hole from now on."""
@@ -179,7 +212,7 @@ class StreamLog:
         removed to make room on disk.
         """
         if self.spool is not None and self.spool.size_bytes == self.total_bytes > SHORT_BYTES:
-            self.memory = HeadTail(0, 0)
+            self.memory = HeadTail(0, self.memory.tail_bytes)
             self.memory.total_bytes = self.total_bytes
 
     async def save(self) -> None:
@@ -202,27 +235,36 @@ class StreamLog:
         if self.spool is not None:
             self.spool.finish()
 
+    def hold(self, make_spool: Callable[[], Spool]) -> None:
+        """After ``finish``: bytes may come until ``let_go``."""
+        self.is_held, self._make_spool = True, make_spool
+
+    def let_go(self) -> None:
+        self.is_held, self._make_spool = False, _no_spool
+
     async def excerpt(self, limit_bytes: int) -> Excerpt:
-        """Return the whole stream if it fits into ``limit_bytes``, else head and tail.
+        """Return the whole stream if it fits into ``limit_bytes``, else head and tail; as of the
+        end of the execution.
 
         Head and tail are ``limit_bytes // 2`` bytes each, as far as the log still has them.
         """
-        total = self.total_bytes
+        total = self.end_bytes
         if not total:
             return NOTHING
         if total <= limit_bytes:
             whole = await self.read(0, total)
             if whole is not None:
                 return Excerpt(whole, b"", None)
-        head = await self.read(0, min(limit_bytes // 2, self.head_end))
+        head = await self.read(0, min(limit_bytes // 2, self.hole(total)[0]))
         if head is None:  # the spool's file is gone; memory still has the head's first bytes
             head = self.memory.read(0, min(limit_bytes // 2, self.memory.head_end)) or b""
         start = max(total - limit_bytes // 2, len(head))
         tail = await self.read(start, total)
         if tail is None:  # while the disk was read, the tail in memory may have moved on
-            total = self.total_bytes
-            start = max(total - limit_bytes // 2, len(head), self.memory.tail_start)
-            tail = self.memory.read(start, total) or b""
+            total = self.end_bytes
+            memory = self._memory_before(total)
+            start = max(total - limit_bytes // 2, len(head), memory.tail_start)
+            tail = memory.read(start, total) or b""
         return Excerpt(
             head,
             tail,
@@ -386,6 +428,8 @@ class OutputLog:
         for log in self.streams.values():
             if log.memory.total_bytes:
                 n_bytes += log.memory.memory_bytes
+            if log.at_end is not None:
+                n_bytes += log.at_end.memory_bytes
         return n_bytes
 
     @property
@@ -425,9 +469,9 @@ class OutputLog:
         self._events.begin_after(RESTORED_SEQUENCE)
         self.note_start()
         for stream, log in self.streams.items():
-            for offset in range(0, log.total_bytes, RESTORED_EVENT_BYTES):
+            for offset in range(0, log.end_bytes, RESTORED_EVENT_BYTES):
                 self._note(
-                    KIND_OF[stream], offset, min(RESTORED_EVENT_BYTES, log.total_bytes - offset)
+                    KIND_OF[stream], offset, min(RESTORED_EVENT_BYTES, log.end_bytes - offset)
                 )
         self._events.append(Kind.EXITED)
         return self._events
@@ -435,7 +479,7 @@ class OutputLog:
     def hole(self, stream: Stream) -> tuple[int, int] | None:
         """Return the offsets [start, end) of the bytes that were not kept, or None."""
         log = self.streams[stream]
-        start, end = log.head_end, log.memory.tail_start
+        start, end = log.hole(log.total_bytes)
         return (start, end) if start < end else None
 
     def disk_failure(self, stream: Stream) -> str | None:

@@ -97,6 +97,18 @@ class Pump:
         except OSError:
             return b""
 
+    def pause(self) -> None:
+        """Read no more until ``resume``; the pipe stays open."""
+        if self._is_started and self.is_open and self._writing is None:
+            self._loop.remove_reader(self._fd)
+        self._is_started = False
+
+    def resume(self, append: Callable[[bytes], Awaitable[None] | None]) -> None:
+        """Read on after ``pause``, for another taker of the bytes."""
+        assert not self._is_started
+        self._append = append
+        self.start()
+
     async def _finish_write(self, write: Awaitable[None]) -> None:
         await write
         self._writing = None

@@ -89,7 +89,7 @@ class Spool:
     @property
     def accepts(self) -> bool:
         """Whether the next write is stored, at least in part."""
-        return self.failure is None and self.size_bytes < self.max_bytes
+        return self.failure is None and self.size_bytes < self.max_bytes and not self._is_removed
 
     async def write(self, data: bytes) -> None:
         """Append as many bytes of ``data`` as fit.
@@ -203,13 +203,16 @@ class Spool:
     async def refresh_size(self) -> None:
         """Lower ``size_bytes`` to the file's size if somebody removed the file or cut bytes off.
 
-        Only for a finished log without a late write: the file of another log may grow between the
-        stat and the comparison, and a descriptor keeps the bytes of a removed file.
+        Only for a finished log: a descriptor keeps the bytes of a removed file. A late write may
+        enlarge the file before the stat or after; the next call then looks again.
         """
         if not self._is_finished or self._is_writing:
             return
+        expected_bytes = self.size_bytes
         size_bytes = await self._run_in_thread(self._stat_size)
-        if size_bytes is not None and size_bytes < self.size_bytes:
+        if self._is_writing or size_bytes is None:
+            return
+        if size_bytes < expected_bytes == self.size_bytes:
             self.size_bytes = size_bytes
             self.failure = "the log's file was removed or cut short"
 

@@ -38,6 +38,7 @@ def test_a_log_has_the_size_asked_for_or_else_that_of_the_settings(
         store=cast("Any", store),
         environment=unused,
         direct_exec=unused,
+        held_pipes=unused,
         temporary_dir="",
         ensure_base_dir=unused,
         ensure_temporary_dir=unused,

@@ -140,6 +140,7 @@ async def test_answer_to_a_timeout_is_due_in_time_whatever_the_program_does(
         store=unused,
         environment=unused,
         direct_exec=unused,
+        held_pipes=unused,
         temporary_dir="",
         ensure_base_dir=unused,
         ensure_temporary_dir=unused,

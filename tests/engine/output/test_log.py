@@ -143,7 +143,7 @@ def test_every_view_of_a_log_is_the_bytes_that_were_written_or_an_admitted_hole(
                 if vanish:
                     log.spool.remove()
                     assert state_dir.used_bytes == 0
-            kept = log.head_end
+            kept = log.hole(len(data))[0]
             for start in range(0, len(data) + 1, 7):
                 for end in range(start, len(data) + 1, 11):
                     found = await log.read(start, end)
@@ -195,7 +195,7 @@ async def test_bytes_of_a_write_under_way_beyond_the_bound_are_a_hole_at_once(
     writing = asyncio.ensure_future(write)
     await asyncio.sleep(0)  # the write waits for the disk from here on
     for is_written in (False, True):
-        assert log.head_end == 50
+        assert log.hole(100)[0] == 50
         assert await log.read(0, 50) == data[:50]
         assert await log.read(0, 51) is None
         assert await log.read(90, 100) == data[90:]
@@ -244,7 +244,7 @@ async def test_a_log_whose_last_write_waits_for_the_disk_at_the_end_has_no_hole(
     slow_disk.set()
     await writing
     assert await log.read(0, 100) == data
-    assert (log.head_end, log.disk_failure) == (100, None)
+    assert (log.hole(100)[0], log.disk_failure) == (100, None)
     log.spool.remove()
 
 
