@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING
 
 from execd.engine.executions.bash_script import NAME_OF_BASH
-from execd.engine.executions.command import argv_program
+from execd.engine.executions.command import argv_program, line_argument
 from execd.errors import ExecdError, NotFound, ResourceExhausted
 from execd.model import NO_ORIGIN, Command, ExitReason, State, TerminalSize
 
@@ -126,7 +126,7 @@ class Terminals:
         self.get(terminal.id)
         words = [self._bash, *BASH_OPTIONS]
         if terminal.command is not None:
-            words += ["-c", terminal.command, NAME_OF_BASH]
+            words += ["-c", line_argument(terminal.command), NAME_OF_BASH]
         terminal.has_terminal = has_terminal
         terminal.execution = self._run(
             Command(

@@ -34,7 +34,7 @@ _COPY_BYTES = 64 * 1024
 def run_in_shell(command: str) -> int:
     """Run ``!cmd`` and return the exit code, negative for a signal. Raises as ``run`` does."""
     shell = os.environ.get("SHELL") or "/bin/sh"
-    return run([shell, "-c", command], None)
+    return run([shell, "-c", _line_argument(command)], None)
 
 
 def system(command: Any) -> int:
@@ -42,8 +42,15 @@ def system(command: Any) -> int:
 
     C's system(3) ignores SIGINT while the program runs, so an interrupt would not end the cell.
     """
-    code = run(["/bin/sh", "-c", os.fspath(command)], None, never_captured=True)
+    line = _line_argument(os.fspath(command))
+    code = run(["/bin/sh", "-c", line], None, never_captured=True)
     return -code if code < 0 else code << 8
+
+
+def _line_argument(line: Any) -> Any:
+    """Shells take an argument that begins with "-" or "+" for options; a blank means nothing."""
+    text = os.fsdecode(line)
+    return f" {text}" if text.startswith(("-", "+")) else line
 
 
 def run(argv: Sequence[Any], text: bytes | None, *, never_captured: bool = False) -> int:

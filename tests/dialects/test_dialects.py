@@ -70,6 +70,12 @@ def test_program_that_does_not_exist_is_127_of_its_shell(speaker: Speaker) -> No
     assert speaker.run("no-such-program-here 2>/dev/null").exit_code == 127
 
 
+@pytest.mark.parametrize("name", ["-x", "+x", "-c"])
+def test_line_that_begins_as_an_option_is_a_command(speaker: Speaker, name: str) -> None:
+    ran = speaker.run(f"{name} one; echo $?")
+    assert (ran.stdout, ran.exit_code) == (b"127\n", 0)
+
+
 def test_killed_program_has_the_exit_code_of_a_signal_in_the_dialect(speaker: Speaker) -> None:
     assert speaker.run("kill -9 $$").exit_code == speaker.signal_exit_code
 

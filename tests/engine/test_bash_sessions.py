@@ -56,6 +56,7 @@ STATES = [
     ("A=1; set -e; false", "echo $A; set +e", None),
     ("set -x; A=1", "set +x; echo $A", None),
     ("set -o posix; A=1", "echo $A", "1"),
+    ("-A=1 2> /dev/null; A=2", "+x 2> /dev/null; echo $A", "2"),
 ]
 
 

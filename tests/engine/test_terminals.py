@@ -30,6 +30,12 @@ async def test_shell_starts_once_and_lives_without_readers(engine: Engine) -> No
     assert terminal.output_bytes > 0
 
 
+async def test_command_that_begins_as_an_option_is_a_command(engine: Engine) -> None:
+    terminal = engine.terminals.create(command="-x; exit 3")
+    execution = engine.terminals.start(terminal, has_terminal=False, env={})
+    assert (await execution.wait()).exit_code == 3
+
+
 async def test_search_path_of_the_caller_does_not_hide_the_shell(engine: Engine) -> None:
     terminal = engine.terminals.create(command="echo $0; exit 3")
     execution = engine.terminals.start(terminal, has_terminal=False, env={"PATH": "/nowhere"})

@@ -41,6 +41,13 @@ def test_a_pipe_with_little_room_takes_a_part_of_a_small_text() -> None:
         os.close(write_end)
 
 
+@pytest.mark.parametrize("line", ["-x; exit 3", "+x; exit 3"])
+def test_a_line_that_begins_as_an_option_is_a_command(line: str) -> None:
+    assert subprocesses.run_in_shell(line) == 3
+    for command in line, line.encode():
+        assert os.waitstatus_to_exitcode(subprocesses.system(command)) == 3
+
+
 @pytest.mark.parametrize("program", ["/bin/sh", "/no/such/program"])
 def test_an_interrupt_while_a_program_starts_leaves_no_program(
     monkeypatch: pytest.MonkeyPatch, program: str

@@ -34,7 +34,7 @@ from execd.api.wire.fields import parse_json
 from execd.api.wire.keys import ENGINE
 from execd.api.wire.origins import note_started, origin_of
 from execd.api.wire.tracing import trace_environment
-from execd.engine.executions.command import argv_program
+from execd.engine.executions.command import line_program
 from execd.engine.output.follow import Dropped, ExitedEvent, Heartbeat, Output
 from execd.errors import (
     Conflict,
@@ -99,7 +99,7 @@ async def _command(
     if not asked.process.cmd:
         raise InvalidArgument("process.cmd: the program's name is missing", field="process.cmd")
     return Command(
-        program=argv_program([asked.process.cmd, *(asked.process.args or ())]),
+        program=line_program([asked.process.cmd, *(asked.process.args or ())]),
         cwd=await _working_directory(sandbox, asked.process.cwd, account),
         env={
             **trace_environment(request.headers.get("traceparent")),

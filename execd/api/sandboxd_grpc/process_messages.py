@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from execd.api.sandboxd_grpc import process_pb2
-from execd.engine.executions.command import argv_program
+from execd.engine.executions.command import line_program
 from execd.errors import InvalidArgument, NotFound, PermissionDenied
 from execd.model import (
     NOT_EXECUTABLE_EXIT_CODE,
@@ -42,7 +42,7 @@ def to_command(
     if not config.command:
         raise InvalidArgument("config.command: the program's name is missing", field="command")
     return Command(
-        program=argv_program(tuple(config.command)),
+        program=line_program(tuple(config.command)),
         cwd=cwd,
         env=dict(config.env_vars),
         timeout_seconds=math.inf if seconds is None else seconds,

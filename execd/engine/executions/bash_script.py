@@ -61,7 +61,7 @@ trap -- {trap} EXIT
 if declare -F __execd_options >/dev/null; then
 {{ __execd_options; unset -f __execd_options; }} 2>/dev/null
 fi
-eval {command}
+eval -- {command}
 {{ __execd_status=$?; }} 2>/dev/null
 {save}
 {{ trap - EXIT; exit "$__execd_status"; }} 2>/dev/null

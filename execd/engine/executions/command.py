@@ -67,8 +67,10 @@ def shell_program(
             raise InvalidArgument("shell: empty", field="shell")
         for part in shell:
             _encode(part, "shell")
-    if (nul_is_a_result and "\0" in text) or len(_encode(text, "command")) <= MAX_ARGUMENT_BYTES:
-        return Program(argv=(*shell, text), display=text)
+    is_known = any(os.path.basename(part) in SHELL_NAMES for part in shell)
+    line = line_argument(text) if is_known else text
+    if (nul_is_a_result and "\0" in text) or len(_encode(line, "command")) <= MAX_ARGUMENT_BYTES:
+        return Program(argv=(*shell, line), display=text)
     if shell == PYTHON:
         text_of_script = f"open({SCRIPT_FD}, encoding='utf-8').read()"
         loader = f"exec(compile({text_of_script}, '<string>', 'exec'))"
@@ -80,9 +82,26 @@ def shell_program(
             field="command",
         )
     # The shell reads the script with ".", because $0 would differ from -c if the script were the
-    # shell's argument.
+    # shell's argument. By the script's first line the shell has opened the script once more, and
+    # no child needs the descriptor.
     argv = (*shell, f". /proc/self/fd/{SCRIPT_FD}")
-    return Program(argv=argv, display=text, script=text)
+    return Program(argv=argv, display=text, script=f"exec {SCRIPT_FD}<&-; {text}")
+
+
+def line_argument(text: str) -> str:
+    """Return the text as a shell's argument behind -c. Shells take an argument that begins with "-"
+    or "+" for options; the blank means nothing to them."""
+    return f" {text}" if text.startswith(("-", "+")) else text
+
+
+def line_program(argv: Sequence[str]) -> Program:
+    """The program of an argument vector that may be a command line, which a client has put behind a
+    shell's -c. Raises InvalidArgument."""
+    if len(argv) > 2 and os.path.basename(argv[0]) in SHELL_NAMES:
+        *options, text = argv[1:]
+        if SHELL_OPTION.fullmatch(options[-1]) and all(word.startswith("-") for word in options):
+            argv = (argv[0], *options, line_argument(text))
+    return argv_program(argv)
 
 
 def argv_program(argv: Sequence[str]) -> Program:

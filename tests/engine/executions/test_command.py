@@ -18,11 +18,12 @@ from execd.engine.executions.command import (
     SHELL,
     argv_program,
     complete,
+    line_program,
     shell_program,
 )
 from execd.errors import InvalidArgument
 from execd.model import Command
-from tests.engine.conftest import make_config, sh
+from tests.engine.conftest import finish, make_config, sh
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -116,7 +117,7 @@ def test_a_long_command_is_a_script_that_the_shell_reads(
 ) -> None:
     command = made(tmp_path, command=LONG, shell=shell)
     assert command.program.argv == (*(shell or SHELL), ". /proc/self/fd/3")
-    assert (command.program.script, command.program.display) == (LONG, LONG)
+    assert (command.program.script, command.program.display) == (f"exec 3<&-; {LONG}", LONG)
 
 
 @pytest.mark.parametrize(
@@ -138,6 +139,62 @@ def test_a_long_command_for_what_is_no_shell_is_refused_and_a_short_one_runs(
     assert error.details == {"field": "command"}
     short = LONG[:MAX_ARGUMENT_BYTES]
     assert made(tmp_path, command=short, shell=shell).program.argv == (*shell, short)
+
+
+@pytest.mark.parametrize("shell", [None, ["bash", "-c"], ["bash", "-lc"]])
+async def test_a_long_script_has_no_descriptor_more_than_a_short_one(
+    engine: Engine, shell: list[str] | None
+) -> None:
+    text = "#!/bin/sh\nls /proc/self/fd; sh -c 'ls /proc/self/fd'; echo $LINENO"
+    outputs = []
+    for padding in "", " #" + "x" * MAX_ARGUMENT_BYTES:
+        execution = engine.run(Command(program=shell_program(text + padding, shell)))
+        outputs.append((await finish(execution)).stdout)
+    assert outputs[0] == outputs[1]
+    assert outputs[0].startswith(b"0\n1\n2\n3\n")
+
+
+NAMES = ["-", "-c", "-x", "-o", "--", "--version", "+", "+x", "+o"]
+
+
+@pytest.mark.parametrize(
+    "shell", [None, ["bash", "-c"], ["bash", "--norc", "-ec"], ["env", "bash", "-lc"]]
+)
+async def test_a_line_that_begins_as_an_option_is_a_command(
+    engine: Engine, tmp_path: Path, shell: list[str] | None
+) -> None:
+    for name in NAMES:
+        program = tmp_path / name
+        program.write_text('#!/bin/sh\necho "$0" "$@"\n')
+        program.chmod(0o755)
+    for name in NAMES:
+        line = f'{name} one "two" -x'
+        programs = [shell_program(line, shell)]
+        if shell is None or shell[0] == "bash":
+            programs.append(line_program([*(shell or SHELL), line]))
+        for program in programs:
+            # A login shell makes a PATH of its own.
+            command = Command(program=program, env={"PATH": f"{tmp_path}:{os.defpath}"})
+            ended = await finish(engine.run(command))
+            if shell is not None and shell[-1] == "-lc":
+                assert (ended.result.exit_code, ended.stdout) == (127, b""), ended.stderr
+            else:
+                assert ended.text == f"{tmp_path}/{name} one two -x"
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["sh", "-x", "-e"],
+        ["sh", "script", "-c", "-x"],
+        ["bash", "--norc", "-i"],
+        ["grep", "-c", "-x"],
+        ["sh", "-c", "true", "-x"],
+        ["sh", "-c"],
+    ],
+)
+def test_a_vector_that_has_no_line_is_left_alone(argv: list[str]) -> None:
+    assert line_program(argv).argv == tuple(argv)
 
 
 @pytest.mark.parametrize(

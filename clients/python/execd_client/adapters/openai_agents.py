@@ -38,7 +38,7 @@ def tools(
             cwd: The directory to run in. Default: the base directory.
         """
         result = await sandbox.run(
-            ["/bin/sh", "-c", command],
+            ["/bin/sh", "-c", "--", command],
             cwd=cwd or ".",
             timeout_seconds=timeout_seconds,
             reply_bytes=OUTPUT_BYTES,
