@@ -140,6 +140,31 @@ async def test_background_command_has_the_messages_of_its_shell_in_its_log(
     assert state["content"] == command
 
 
+async def test_log_of_a_command_grows_after_its_end_and_cuts_no_character(
+    opensandbox: OpenSandbox,
+) -> None:
+    child = r"{ read line < gate; printf '\303'; read line < gate; printf '\251\303'; }"
+    started = await opensandbox.run(f"mkfifo gate; {child} & echo up", background=True)
+    execution = opensandbox.engine.get(started.id)
+    await execution.wait()
+    cursor, log = 0, b""
+    for size_bytes in (3, 4, 6):
+        if size_bytes > 3:
+            await open_gate(opensandbox, "\n")
+        await wait_until(
+            lambda size=size_bytes: (
+                execution.total_bytes("stdout") == size
+                and execution.output.streams["stdout"].is_held == (size < 6)
+            ),
+            "the output has come",
+        )
+        answer = await opensandbox.request("GET", f"/command/{started.id}/logs?cursor={cursor}")
+        log += answer.body
+        cursor = int(answer.headers["EXECD-COMMANDS-TAIL-CURSOR"])
+        assert cursor == len(log) == (3 if size_bytes < 6 else 6)
+    assert log == "up\né".encode() + b"\xc3"
+
+
 async def test_long_background_command_runs(opensandbox: OpenSandbox) -> None:
     started = await opensandbox.run(f"A={'x' * 200_000}; echo ${{#A}}", background=True)
     await opensandbox.engine.get(started.id).wait()
