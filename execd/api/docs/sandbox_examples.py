@@ -81,6 +81,7 @@ STATS = {
         "ended": {**dict.fromkeys(map(str, ExitReason), 0), "exited": 411, "timeout": 2},
         "refused": 0,
         "output_bytes": {"stdout": 90210, "stderr": 1204},
+        "held_pipes": 2,
     },
     "sessions": {
         "states": {"STARTING": 0, "IDLE": 2, "BUSY": 0, "WAITING_INPUT": 0, "DEAD": 0},
