@@ -23,7 +23,7 @@ from execd.engine.executions.limits import NO_LIMITS
 from execd.engine.figures import read_stats
 from execd.engine.restores import read_clocks
 from execd.engine.sessions.session_table import check_id
-from execd.engine.shutdown import EXECUTIONS_SHARE
+from execd.engine.shutdown import CONNECTIONS_SHARE, EXECUTIONS_SHARE
 from execd.engine.usage_meter import UsageMeter
 from execd.errors import ExecdError, InvalidArgument, NotFound, Unavailable
 from execd.model import ExitReason, State
@@ -151,6 +151,7 @@ class Engine:
             for wait in waits:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
+        await self.sessions.end_workers(self.stop_by(CONNECTIONS_SHARE))
         self.sessions.end_streams()
         self.tree_files.end_watch_streams()
         await self._close_named_parts()
@@ -447,17 +448,18 @@ class Engine:
         """
         if session_id is not None:
             check_id(session_id, "session_id")
+        is_last = session_id is None and not keep
         submitted = self.run_cell(
             session_id,
             command,
-            options,
+            msgspec.structs.replace(options, is_last=is_last),
             create=True,
             keeps_env=True,
             execution_id=execution_id,
             key=key,
             payload=payload,
         )
-        if submitted.is_new and session_id is None and not keep:
+        if submitted.is_new and is_last:
             assert submitted.execution.cell is not None
             self.sessions.delete_after(
                 self.sessions.get(submitted.execution.cell.session_id), submitted.execution

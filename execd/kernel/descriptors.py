@@ -94,6 +94,11 @@ def _is_socket(fd: int) -> bool:
         return False  # os.listdir's own descriptor, closed by now
 
 
+def private_numbers() -> set[int]:
+    """Return the numbers of every private descriptor of this process."""
+    return set(PrivateDescriptor._all)
+
+
 def close_all_private() -> None:
     """Close every private descriptor of this process."""
     for private in list(PrivateDescriptor._all.values()):

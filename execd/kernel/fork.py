@@ -1,28 +1,42 @@
-"""A branch's differences from its original: threads and tasks are lost, sockets are shared, random
-generators and the event loop start anew. Also the random generators after a restore from a
-checkpoint: each restore of a checkpoint is a branch of the same original.
+"""A branch's differences from its original: threads and tasks are lost, sockets and open files are
+shared, random generators and the event loop start anew. Also the random generators after a restore
+from a checkpoint: each restore of a checkpoint is a branch of the same original.
 
 Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import os
 import random
+import re
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
-from execd.kernel.descriptors import open_sockets
+from execd.kernel.open_files import find_descriptors, flush_files
 from execd.kernel.subprocesses import forget_magic_threads
 
 if TYPE_CHECKING:
     from execd.kernel.shell import Shell
 
 
-def describe_losses(private: set[int]) -> list[str]:
-    """Describe, before the fork, the threads lost by branches and the sockets shared with branches.
+# By the beginning of a file's name.
+OPENMP = re.compile(r"lib(gomp|omp|iomp5)\b")
+THREADED = re.compile(r"(lib|_)?(g?omp|iomp|tbb|openblas|mkl|arrow|torch|polars|(cy)?grpc|jvm)")
+OMP_PAUSE_HARD = 2  # omp_pause_resource_t, OpenMP 5.0
+LAST_MOMENTS = 20
+"""Milliseconds in which a thread that Python has joined leaves the kernel's table."""
 
-    private: sockets of the worker, not counted.
+
+def describe_losses(shell: Shell, own_sockets: set[int]) -> list[str]:
+    """Describe, before the fork, what branches lose and what they share with the original.
+
+    Writes what open files have in their buffers: otherwise each process would write the text.
+    own_sockets: of the worker, not counted.
     """
     found = []
     threads = [
@@ -30,10 +44,101 @@ def describe_losses(private: set[int]) -> list[str]:
     ]
     if threads:
         found.append(f"{len(threads)} thread(s) run in the original only: {', '.join(threads)}")
-    sockets = len(open_sockets() - private)
-    if sockets:
-        found.append(f"{sockets} open socket(s) are shared with the original")
+    shared = find_descriptors(own_sockets)
+    if shared.sockets:
+        found.append(f"{shared.sockets} open socket(s) are shared with the original")
+    if shared.pipes:
+        found.append(f"{shared.pipes} open end(s) of pipes are shared with the original")
+    objects = list(shell.user_ns.values())
+    if shared.files:
+        objects += gc.get_objects()
+        flush_files(objects)
+        found.append(
+            f"{len(shared.files)} open file(s) are shared with the original, with the place of the "
+            f"next write: {', '.join(shared.files)}"
+        )
+    transactions = {id(one) for one in _of_class(objects, "sqlite3", "Connection") if _is_open(one)}
+    if transactions:
+        found.append(
+            f"{len(transactions)} open transaction(s) of sqlite3 are shared with the original: end "
+            "them in one process, and connect anew in the others"
+        )
+    folders = {str(one.name) for one in _of_class(objects, "tempfile", "TemporaryDirectory")}
+    if folders:
+        found.append(
+            "temporary directories are shared with the original, and go with the first process "
+            f"that drops them: {', '.join(sorted(folders))}"
+        )
     return found
+
+
+def _of_class(objects: list[Any], module: str, name: str) -> list[Any]:
+    """Return the objects of a class. By type: isinstance would run user code."""
+    wanted = getattr(sys.modules.get(module), name, None)
+    return [] if wanted is None else [one for one in objects if issubclass(type(one), wanted)]
+
+
+def _is_open(connection: Any) -> bool:
+    try:
+        return bool(connection.in_transaction)
+    except Exception:  # never connected
+        return False
+
+
+def stop_openmp() -> None:
+    """End the threads of OpenMP, which come back when needed: a branch of a process with such
+    threads would wait for them (libgomp has no handler of forks)."""
+    if _native_threads():
+        for path in _libraries(OPENMP):
+            try:
+                library = ctypes.CDLL(path, os.RTLD_NOLOAD | os.RTLD_NOW)
+                library.omp_pause_resource_all(OMP_PAUSE_HARD)
+            except (OSError, AttributeError):
+                pass  # deleted, or older than OpenMP 5.0: ``describe_native_threads`` tells
+
+
+def describe_native_threads() -> list[str]:
+    """Describe, after the fork, the threads that libraries have in the original.
+
+    After the fork, because the fork ends the threads of libraries that know of forks (OpenBLAS).
+    """
+    for _ in range(LAST_MOMENTS):
+        if not _native_threads():
+            return []
+        time.sleep(0.001)
+    names = set()
+    own = _thread_name(os.getpid())
+    threads = _native_threads()
+    for number in threads:
+        name = _thread_name(number)
+        if name != own:
+            names.add(name.rstrip("0123456789").rstrip("-_ "))
+    names.update(os.path.basename(path).split(".")[0] for path in _libraries(THREADED))
+    return [
+        f"{len(threads)} native thread(s) run in the original only, and a branch that needs them "
+        f"waits for ever; of {', '.join(sorted(filter(None, names))) or 'an unknown library'}"
+    ]
+
+
+def _native_threads() -> set[int]:
+    """Return the threads that Python has not started."""
+    known = {thread.native_id for thread in threading.enumerate()}
+    return set(map(int, os.listdir("/proc/self/task"))) - known - {os.getpid()}
+
+
+def _thread_name(number: int) -> str:
+    try:
+        with open(f"/proc/self/task/{number}/comm") as file:
+            return file.read().strip()
+    except OSError:  # ended
+        return ""
+
+
+def _libraries(names: re.Pattern[str]) -> list[str]:
+    """Return the paths of the shared libraries of this process with such names."""
+    with open("/proc/self/maps") as maps:
+        paths = {line.rstrip("\n").split(maxsplit=5)[-1] for line in maps}
+    return sorted(path for path in paths if ".so" in path and names.match(os.path.basename(path)))
 
 
 def reseed_global_generators() -> None:

@@ -123,6 +123,8 @@ TO_WORKER: dict[str, dict[str, Callable[[object], bool]]] = {
     "complete": {"id": _is_natural, "code": _is_str, "cursor": _is_natural},
     "variables": {"id": _is_natural, "limit": _is_natural},
     "fork": {"id": _is_natural, "count": _is_count},
+    # Run the exit functions, write the buffers of files, reply, and end.
+    "end": {"id": _is_natural},
     # The sandbox was restored from a checkpoint, which may be restored again: draw fresh numbers.
     # Without an answer. A zygote needs no such frame: each new worker reseeds.
     "reseed": {},

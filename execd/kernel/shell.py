@@ -10,7 +10,7 @@ Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
 from __future__ import annotations
 
 import builtins
-import contextlib
+import gc
 import getpass
 import os
 import sys
@@ -30,7 +30,9 @@ from execd.kernel.cell_hooks import CellHooks
 from execd.kernel.display_formatter import DisplayFormatter
 from execd.kernel.event_loop import SessionLoop
 from execd.kernel.front_end import FrontEnd, ResultHook, SessionDisplayPublisher
+from execd.kernel.open_files import find_descriptors
 from execd.kernel.source import CellTransformer, may_contain_await
+from execd.kernel.stdio_pipes import fdopen, write_error
 from execd.kernel.subprocesses import install_script_magic, run_in_shell, system
 
 if TYPE_CHECKING:
@@ -87,6 +89,7 @@ class Shell(InteractiveShell):
         install_script_magic(self)
         matplotlib_backend.install_import_hook()
         os.system = system
+        os.fdopen = fdopen
 
     # IPython would create these directories in the home directory.
 
@@ -254,8 +257,7 @@ class Shell(InteractiveShell):
             # Dropping the traceback frees a coroutine of IPython that was never awaited.
             warnings.simplefilter("ignore", RuntimeWarning)
             raised.__traceback__ = None
-        with contextlib.suppress(Exception):  # of a stderr of user code
-            self._print_shown_errors()
+        self._print_shown_errors()
         if isinstance(raised, SystemExit):
             return CellOutcome(execution_count, *_describe_exit(raised))
         return CellOutcome(execution_count, _describe_without_traceback(raised), None)
@@ -273,8 +275,22 @@ class Shell(InteractiveShell):
     def _print_shown_errors(self) -> None:
         """Print tracebacks that did not end the cell: of a callback, or shown by user code."""
         for _, shown in self._shown_errors:
-            print("\n".join(shown.traceback), file=sys.stderr)
+            write_error("\n".join(shown.traceback))
         self._shown_errors.clear()
+
+    def atexit_operations(self) -> None:
+        """Let the objects of user code die, the youngest first, as an exit function of IPython:
+        an archive, for example, writes its last bytes then. IPython's own method would repair the
+        namespace too, which takes a millisecond."""
+        if self.tempfiles or self.tempdirs:  # of %edit
+            super().atexit_operations()
+            return
+        self.last_execution_result = None
+        for name in reversed(list(self.user_ns)):
+            if name not in ("__builtin__", "__builtins__", "__name__"):
+                self.user_ns.pop(name, None)
+        if find_descriptors(set()).files:
+            gc.collect()
 
     def reset_session(self) -> None:
         """Forget the exercises: execution counts start at 1, the namespace is empty."""
@@ -345,7 +361,7 @@ def _describe_exit(raised: SystemExit) -> tuple[mime_bundles.ErrorDescription | 
         # A subclass of user code may override ``&``. Python takes a number beyond a C long for -1.
         number = int.__and__(code, 0xFF) if int.bit_length(code) < 64 else 255
     else:
-        print(text, file=sys.stderr)
+        write_error(text)
         number = 1
     assert 0 <= number <= 255
     if number == 0:

@@ -21,6 +21,7 @@ Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import resource
@@ -38,7 +39,8 @@ from execd.kernel.cell_front_end import CellFrontEnd
 from execd.kernel.cell_signals import CellSignals
 from execd.kernel.double_fork import WorkerEnds, fork_orphan, set_up_worker_process
 from execd.kernel.frame_channel import FrameChannel, FrameChannelClosed
-from execd.kernel.stdio_pipes import Streams
+from execd.kernel.open_files import flush_all_files
+from execd.kernel.stdio_pipes import Streams, write_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,6 +63,9 @@ class Worker:
         self._shell = shell
         self._signals = CellSignals(shell.session_loop)
         self._environment = CellEnvironment()
+        self._streams = Streams()
+        self._end_request: int | None = None
+        """The request that asked for the process's end."""
         self._start_in_process(ends)
         fork.reseed_global_generators()  # all workers of a zygote begin with the same state
         self._path_is_set = False
@@ -75,24 +80,39 @@ class Worker:
         """Take over the descriptors of a new process, a worker or a branch."""
         self._pid = getpid()
         self._channel = FrameChannel(ends.protocol, frames.TO_WORKER)
-        self._streams = Streams()
+        self._streams.start_in_process()
         self._shell.front_end = self._front_end = CellFrontEnd(
             self._channel, self._streams, lambda: fork.reseed_restored(self._shell)
         )
         self._signals.start_in_process()
 
     def run(self) -> None:
-        """Serve frames until the daemon closes the channel. Never returns: ends the process."""
-        code = FAULT_EXIT_CODE
+        """Serve frames until the daemon asks for the end, or closes the channel. Then the caller
+        lets the interpreter end: threads and exit functions have their time, and the last exit
+        function is ``finish``. Does not return after a fault, but ends the process."""
         try:
-            while True:
+            while self._end_request is None:
                 self._handle(self._channel.receive())
         except FrameChannelClosed:
-            code = 0
+            pass
         except BaseException as error:
             self._report_failure(error)
+            _exit(FAULT_EXIT_CODE)
+        # Now, because an exit function may not come to its end.
+        flush_all_files()
+
+    def finish(self) -> None:
+        """End the process, as the last of its exit functions. The rest of the interpreter's end
+        would copy most pages shared with the zygote."""
+        if getpid() != self._pid:
+            return
+        try:
+            flush_all_files()
+            self._streams.flush()
+            if self._end_request is not None:
+                self._channel.send({"type": "reply", "id": self._end_request})
         finally:
-            _exit(code)
+            _exit(0)
 
     def _report_failure(self, error: BaseException) -> None:
         if getpid() == self._pid:
@@ -123,6 +143,8 @@ class Worker:
             self._fork(frame)
         elif kind == "reseed":
             fork.reseed_restored(self._shell)
+        elif kind == "end":
+            self._end_request = frame["id"]
         else:
             # An "input" between cells answers a cell that has ended: drop the frame.
             assert kind == "input"
@@ -191,7 +213,8 @@ class Worker:
             self._send({**answer, "error": str(error)})
             return
         found = fork.describe_losses(
-            {self._channel.fileno(), *descriptors, *self._shell.session_loop.own_sockets()}
+            self._shell,
+            {self._channel.fileno(), *descriptors, *self._shell.session_loop.own_sockets()},
         )
         own = sorted(fork.find_user_generators(self._shell))
         if own:
@@ -199,9 +222,7 @@ class Worker:
         pending = self._shell.session_loop.count_pending_tasks()
         if pending:
             found.append(f"{pending} asyncio task(s) go on in the original only")
-        answer["warnings"] = [
-            mime_bundles.truncate(text, mime_bundles.NAME_CHARACTERS) for text in found
-        ]
+        fork.stop_openmp()
         while descriptors:
             ends = WorkerEnds(*descriptors[:4])
             try:
@@ -217,6 +238,10 @@ class Worker:
             del descriptors[:4]
         for fd in descriptors:
             os.close(fd)
+        found += fork.describe_native_threads()
+        answer["warnings"] = [
+            mime_bundles.truncate(text, mime_bundles.NAME_CHARACTERS) for text in found
+        ]
         self._send(answer)
 
     def _become_branch(self, ends: WorkerEnds, intermediate_pid: int, others: list[int]) -> None:
@@ -229,6 +254,9 @@ class Worker:
         set_up_worker_process(ends, intermediate_pid)
         self._start_in_process(ends)
         self._is_branch = True
+        # Exit functions run from the youngest to the oldest. The original's are the original's: one
+        # may remove a directory that the original needs.
+        atexit.register(self.finish)
         fork.start_branch(self._shell)
         self._send(
             {
@@ -282,7 +310,7 @@ class Worker:
     def _exit_user_fork(self, error: mime_bundles.ErrorDescription | None) -> None:
         """End the child of an os.fork by user code, at the end of the cell."""
         if error is not None:
-            print("\n".join(error.traceback), file=sys.stderr)
+            write_error("\n".join(error.traceback))
         self._streams.flush()
         _exit(0 if error is None else 1)
 

@@ -14,6 +14,7 @@ Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
 
 from __future__ import annotations
 
+import atexit
 import errno
 import gc
 import importlib
@@ -71,7 +72,7 @@ _EXERCISES = (
 
 
 def main(ipython_folders: str, preload: list[str]) -> None:
-    """Run the zygote until the daemon closes the channel. Never returns in a worker.
+    """Run the zygote until the daemon closes the channel; in a worker, run the worker to its end.
 
     ipython_folders: where ``py39`` and ``py311`` are, each with an IPython to use if the
     interpreter has none. preload: modules to import.
@@ -80,6 +81,14 @@ def main(ipython_folders: str, preload: list[str]) -> None:
     "no_resources" (another start may succeed).
     """
     channel = FrameChannel(CONTROL_FD, frames.TO_ZYGOTE)
+    worker: Worker | None = None
+
+    def finish() -> None:
+        if worker is not None:
+            worker.finish()
+
+    # Before the imports: the first exit function is the last to run.
+    atexit.register(finish)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a worker installs a handler
     began = time.monotonic()
     try:
@@ -117,7 +126,6 @@ def main(ipython_folders: str, preload: list[str]) -> None:
             "warnings": warnings,
         }
     )
-    worker: Worker | None = None
     try:
         while worker is None:
             worker = _fork_worker(

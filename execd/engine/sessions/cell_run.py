@@ -36,6 +36,7 @@ from execd.engine.executions import exit_status
 from execd.engine.executions.environment import MARKER
 from execd.engine.sessions import worker_messages
 from execd.engine.sessions.session_log import CellEnded
+from execd.engine.sessions.session_worker import END_SECONDS
 from execd.errors import Conflict, InvalidArgument, PreconditionFailed
 from execd.kernel import frames
 from execd.model import (
@@ -86,6 +87,8 @@ class CellOptions(msgspec.Struct, frozen=True, kw_only=True):
     """``input()`` asks the caller, instead of raising at once."""
     expect_generation: int | None = None
     """Run only in this generation."""
+    is_last: bool = False
+    """The interpreter ends with the cell, as with a script, and the answer comes afterwards."""
 
 
 class CellRunner:
@@ -115,6 +118,8 @@ class CellRunner:
         self._n_rich_events = self._rich_bytes = 0
         """Received for the cell so far, also after its answer was given."""
         self._input_request: worker_messages.InputRequest | None = None
+        self._was_forced = False
+        """Whether the interpreter did not end in order after the last cell."""
         self.turn = session.take_turn(wait=options.on_busy == "queue")
 
     @property
@@ -247,6 +252,9 @@ class CellRunner:
             duration_seconds = round(time.monotonic() - self._began, 6)
             execution.deadlines.stop()
             counted = await self._take_rest(worker, execution)
+            if self._options.is_last and self._done.done() and not worker.is_ending:
+                time_left = max(0.0, execution.deadlines.seconds_to_answer)
+                self._was_forced = not await worker.end(min(END_SECONDS, time_left))
         finally:
             worker.gone.remove_done_callback(self._wake)
             execution.deadlines.overdue.remove_done_callback(self._wake)
@@ -444,6 +452,12 @@ class CellRunner:
                 term_signal=None,
                 exit_reason=reason,
                 usage=usage,
+                message=(
+                    "the interpreter did not end in time after the cell and was killed: the text "
+                    "in the buffers of its files is lost"
+                    if self._was_forced
+                    else ""
+                ),
             )
         ended = worker.gone.result() if worker.gone.done() else None
         if isinstance(ended, Exited):

@@ -35,6 +35,7 @@ from execd.engine.sessions.link_turns import FrameLease, LinkTurns
 from execd.engine.sessions.session import Session
 from execd.engine.sessions.session_log import LogBudget
 from execd.engine.sessions.session_table import NAMES_PER_SESSION, SessionTable, check_id
+from execd.engine.sessions.session_worker import END_SECONDS
 from execd.engine.sessions.zygote_client import Zygote
 from execd.engine.store.journal import SessionDeleted, SessionRecorded
 from execd.errors import (
@@ -121,6 +122,16 @@ class Sessions(SessionTable):
             session.refuse_waiting()
             if session.worker is not None:
                 session.worker.kill()
+
+    async def end_workers(self, until: float) -> None:
+        """End every session's interpreter in order, until this time of the loop's clock at most."""
+        ending = [
+            self._run_in_background(session.end_worker(), "session-end")
+            for session in self._sessions.values()
+            if session.worker is not None
+        ]
+        if ending:
+            await asyncio.wait(ending, timeout=until - asyncio.get_running_loop().time())
 
     async def close(self, within_seconds: float) -> None:
         """Wait ``within_seconds`` at most until every worker has ended and is closed.
@@ -254,8 +265,8 @@ class Sessions(SessionTable):
         if was_known and session.is_journaled:
             await self._write_journal(SessionDeleted(session.id))
         if session.cell is not None:
-            session.cell.end(ExitReason.CANCELED, 0.0)
-        await session.drop_worker()
+            session.cell.end(ExitReason.CANCELED, END_SECONDS)
+        await session.end_worker()
         await session.wait_for_closed_workers()
 
     def forget(self, session: Session) -> None:
@@ -290,14 +301,14 @@ class Sessions(SessionTable):
         self._run_in_background(wait_and_delete(), "ephemeral-session")
 
     async def restart(self, session: Session) -> None:
-        """Kill the session's worker, busy or not, and make a fresh worker.
+        """End the session's worker, busy or not, and make a fresh worker.
 
         Raises ResourceExhausted if the turn does not come in time, and the errors of
         ``Session.ready_worker``.
         """
         if session.cell is not None:
-            session.cell.end(ExitReason.INTERRUPTED, 0.0)
-        await session.drop_worker()
+            session.cell.end(ExitReason.INTERRUPTED, END_SECONDS)
+        await session.end_worker()
         async with session.turn(self.config.queue_wait_seconds):
             await session.ready_worker()
 
@@ -497,11 +508,15 @@ class Sessions(SessionTable):
             session.note_restore(frozen_seconds)
 
     def evict_idle(self) -> None:
-        """Kill the workers of sessions idle for longer than ``session_idle_seconds``."""
+        """End the workers of sessions idle for longer than ``session_idle_seconds``."""
         for session in self._sessions.values():
             if (
                 session.worker is not None
                 and session.idle_seconds > self.config.session_idle_seconds
             ):
                 log.info("idle session evicted", extra={"session": session.id})
-                session.worker.kill()
+                self._run_in_background(self._evict(session), "eviction")
+
+    async def _evict(self, session: Session) -> None:
+        if not session.is_taken:  # a cell may have come since
+            await session.end_worker()

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import time
 from collections import deque
@@ -34,7 +35,7 @@ from execd.engine.sessions.session_log import (
     StateChanged,
 )
 from execd.engine.sessions.session_state import SessionEvent, SessionLife, SessionState
-from execd.engine.sessions.session_worker import SessionWorker, WorkerLost
+from execd.engine.sessions.session_worker import END_SECONDS, SessionWorker, WorkerLost
 from execd.errors import (
     Conflict,
     NotFound,
@@ -48,11 +49,17 @@ if TYPE_CHECKING:
     from execd.engine.executions.context import EngineContext
     from execd.model import Dialect, ExitReason, Limits
 
+log = logging.getLogger(__name__)
+
 # A longer request is interrupted.
 REQUEST_SECONDS = 5.0
 # From the interrupt to KILL, which costs the state. A starved pod takes seconds for an honest
 # completion. Together below the 30 s of the routers.
 REQUEST_GRACE_SECONDS = 20.0
+FORCED_NOTE = (
+    f"[the interpreter did not end within {END_SECONDS:g} s and was killed: the text in the "
+    "buffers of its files is lost]\n"
+).encode()
 # The log tells the starts and ends of cells; completions and forks are short.
 OWN_EVENTS = (SessionEvent.BEGIN, SessionEvent.REQUEST, SessionEvent.END)
 
@@ -241,10 +248,11 @@ class Session:
 
     # Turns.
 
-    def take_turn(self, *, wait: bool) -> asyncio.Future[None]:
+    def take_turn(self, *, wait: bool, is_next: bool = False) -> asyncio.Future[None]:
         """Return a future, done when the turn has come. Give the turn back in any case.
 
-        Raises SessionBusy if the turn is held and ``wait`` is false.
+        ``is_next``: before all who wait. Raises SessionBusy if the turn is held and ``wait`` is
+        false.
         """
         turn: asyncio.Future[None] = self._loop.create_future()
         if self._holder is None:
@@ -258,7 +266,10 @@ class Session:
                 "(for a cell) send on_busy=queue",
                 generation=self.life.generation,
             )
-        self._turns.append(turn)
+        if is_next:
+            self._turns.appendleft(turn)
+        else:
+            self._turns.append(turn)
         return turn
 
     def give_turn(self, turn: asyncio.Future[None]) -> None:
@@ -468,13 +479,27 @@ class Session:
 
     # The end.
 
-    async def drop_worker(self) -> None:
-        """Kill the worker and its tree. The state is lost."""
+    async def end_worker(self) -> None:
+        """End the interpreter in order, within END_SECONDS, and its tree. The state is lost.
+
+        The caller has told a running cell to end. The turn comes before those of all who wait.
+        """
         worker = self.worker
-        if worker is not None:
+        if worker is None:
+            return
+        turn = self.take_turn(wait=True, is_next=True)
+        try:
+            await asyncio.wait(
+                (turn, worker.gone), timeout=END_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not worker.is_ending and not (turn.done() and await worker.end()):
+                log.warning("an interpreter was killed before its end", extra={"session": self.id})
+                self.log.take_output("stderr", FORCED_NOTE)
+        finally:
             worker.kill()
-            await asyncio.wait((worker.gone,))
-            self._detach(worker)
+            self.give_turn(turn)
+        await asyncio.wait((worker.gone,))
+        self._detach(worker)
 
     def _close_soon(self, worker: SessionWorker) -> None:
         closing = self._host.close_soon(worker)

@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 
 # After this time since SIGKILL, a worker counts as lost even without the warden's Exited.
 GONE_SECONDS = 3.0
+# From the request for the end of an interpreter to KILL: for exit functions and threads.
+END_SECONDS = 2.0
+END_REQUEST = 0  # requests of sessions have numbers above
 CONFIGURE_SECONDS = 10.0
 
 
@@ -99,7 +102,7 @@ class SessionWorker:
         self._request_id: int | None = None
         """The id of the latest request; a reply has the id of its request."""
         self._gone_timer: asyncio.TimerHandle | None = None
-        self._is_killed = False
+        self._is_told_to_end = self._is_killed = False
         self._pumps: dict[Stream, Pump] = {}
         self._pipes: list[int] = []
         self._poll = select.poll()
@@ -145,8 +148,9 @@ class SessionWorker:
 
     @property
     def is_ending(self) -> bool:
-        """Whether the worker has ended or was killed. Work given to the worker would be lost."""
-        return self._is_killed or self.gone.done()
+        """Whether the worker has ended, or was killed or told to end. Work given to the worker
+        would be lost."""
+        return self._is_told_to_end or self._is_killed or self.gone.done()
 
     @property
     def tag(self) -> int | None:
@@ -358,6 +362,18 @@ class SessionWorker:
         """
         assert self._child is not None, "not adopted yet"
         return self._child.measure(anew=True, work_began=work_began)
+
+    async def end(self, within_seconds: float = END_SECONDS) -> bool:
+        """End an idle worker in order: exit functions run, and files get the text in their buffers.
+        Then kill the worker and its tree, in any case. Return whether the worker was in time."""
+        self._is_told_to_end = True
+        try:
+            await self.request({"type": "end", "id": END_REQUEST}, within_seconds)
+        except WorkerLost:
+            return False
+        finally:
+            self.kill()
+        return True
 
     def kill(self) -> None:
         """Kill the worker and its tree. ``gone`` is done when the worker has ended."""

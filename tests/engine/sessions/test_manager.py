@@ -345,9 +345,11 @@ async def test_session_that_dies_while_it_is_forked_leaves_no_branch(engine: Eng
     before = len(os.listdir("/proc/self/fd"))
     forking = asyncio.create_task(engine.sessions.fork(session, session_id=None, count=2))
     await asyncio.sleep(0)  # fork() first waits for an answer of the warden
-    await engine.sessions.delete(session)
+    assert session.worker is not None
+    session.worker.kill()
     with pytest.raises(Conflict):
         await forking
+    await engine.sessions.delete(session)
     assert len(engine.sessions) == 0
     await wait_until_async(lambda: len(os.listdir("/proc/self/fd")) < before, START_SECONDS)
 
