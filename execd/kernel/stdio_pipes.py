@@ -149,11 +149,11 @@ def _is_usable(stream: Any, own: io.TextIOWrapper) -> bool:
 def _move_files(number: int) -> str:
     """Give the files of user code at 1 or 2 another number: the worker takes the number back.
 
-    Return the path of what stays behind and loses the number: what user code has put there by
-    ``os.dup2``, or an object that is no file of Python. Empty: nothing.
+    Return the path of what loses the number: what user code has put there by ``os.dup2``, or an
+    object that is no file of Python. Empty: nothing.
     """
     try:
-        path = os.readlink(f"/proc/self/fd/{number}")
+        lost = os.readlink(f"/proc/self/fd/{number}")
     except OSError:
         return ""  # closed
     for file in gc.get_objects():
@@ -165,12 +165,14 @@ def _move_files(number: int) -> str:
             and file.fileno() == number
         ):
             name, moved = file.name, fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3)
-            # Opened again, the object gives its old number up. The position belongs to the open
-            # file, and the text in the buffers above stays.
+            # Opened again, the object closes its old number. The position belongs to the open file,
+            # and the text in the buffers above stays.
             file.__init__(moved, file.mode)  # type: ignore[misc]
             file.name = name  # type: ignore[misc]
-            return ""
-    return path
+            _dup2(moved, number)  # for another object at this number
+            if not isinstance(name, int):
+                lost = ""
+    return lost
 
 
 def write_error(text: str) -> None:

@@ -363,3 +363,109 @@ def test_programs_get_the_sessions_environment_and_not_the_zygotes(worker: Worke
     cell = worker.run("import os\n!env\nos.environ.get('GLIBC_TUNABLES')")
     assert "GLIBC_TUNABLES" not in cell.stdout
     assert cell.text is None
+
+
+def test_text_in_the_buffers_of_files_is_written_before_a_fork(
+    worker: WorkerProcess, branches: Branches, tmp_path: Path
+) -> None:
+    worker.run(
+        f"import os\nos.chdir({str(tmp_path)!r})\n"
+        "f, g = open('text', 'w'), open('bytes', 'r+b' if os.path.exists('bytes') else 'w+b')\n"
+        "print('header', file=f)\ng.write(b'header');"
+    )
+    some = branches.of(worker, 2)
+    [warning] = branches.warnings
+    assert warning.startswith("2 open file(s) are shared with the original")
+    assert str(tmp_path / "text") in warning
+    for one in (*some, worker):
+        one.run("f.close(); g.close()")
+    assert (tmp_path / "text").read_text() == "header\n"
+    assert (tmp_path / "bytes").read_bytes() == b"header"
+
+
+def test_files_that_are_read_and_closed_files_are_no_loss(
+    worker: WorkerProcess, branches: Branches, tmp_path: Path
+) -> None:
+    (tmp_path / "read").write_text("x")
+    worker.run(
+        f"f = open({str(tmp_path / 'read')!r})\nwith open({str(tmp_path / 'w')!r}, 'w'): pass"
+    )
+    branches.of(worker)
+    assert branches.warnings == []
+
+
+def test_objects_that_lie_about_their_class_do_not_disturb_a_fork(
+    worker: WorkerProcess, branches: Branches, tmp_path: Path
+) -> None:
+    worker.run(
+        "class Liar:\n    @property\n    def __class__(self): raise SystemExit('caught')\n"
+        f"liar, f = Liar(), open({str(tmp_path / 'w')!r}, 'w')"
+    )
+    [branch] = branches.of(worker)
+    assert branch.run("type(liar).__name__").text == "'Liar'"
+
+
+def test_transactions_folders_and_pipes_are_reported(
+    worker: WorkerProcess, branches: Branches, tmp_path: Path
+) -> None:
+    worker.run(
+        "import os, sqlite3, tempfile\n"
+        f"base = sqlite3.connect({str(tmp_path / 'base')!r})\n"
+        "base.execute('create table t (x)')\nbase.commit()\n"
+        f"folder = tempfile.TemporaryDirectory(dir={str(tmp_path)!r})"
+    )
+    branches.of(worker)
+    files, folders = branches.warnings
+    assert "1 open file" in files
+    assert "temporary directories" in folders
+    assert str(tmp_path) in folders
+    worker.run("base.execute('insert into t values (1)')\npipe = os.pipe()")
+    branches.of(worker)
+    assert "2 open end(s) of pipes" in branches.warnings[0]
+    assert any("1 open transaction(s) of sqlite3" in text for text in branches.warnings)
+
+
+def test_threads_of_libraries_are_reported_by_name(
+    worker: WorkerProcess, branches: Branches
+) -> None:
+    worker.run(
+        "import ctypes, time\n"
+        "libc, thread = ctypes.CDLL(None), ctypes.c_ulong()\n"
+        "def start(name):\n"
+        "    libc.pthread_create(ctypes.byref(thread), None, libc.pause, None)\n"
+        "    libc.pthread_setname_np(thread, name)\n"
+        "start(b'pool-0'); start(b'pool-1')"
+    )
+    branches.of(worker)
+    [warning] = branches.warnings
+    assert warning.startswith("2 native thread(s) run in the original only")
+    assert warning.endswith("of pool")
+
+
+def test_threads_that_have_ended_are_not_reported(
+    worker: WorkerProcess, branches: Branches
+) -> None:
+    worker.run(
+        "import threading\n"
+        "for _ in range(20):\n"
+        "    threads = [threading.Thread(target=int) for _ in range(8)]\n"
+        "    for thread in threads: thread.start()\n"
+        "    for thread in threads: thread.join()"
+    )
+    branches.of(worker)
+    assert branches.warnings == []
+
+
+def test_a_branch_of_a_session_with_openmp_computes(
+    worker: WorkerProcess, branches: Branches
+) -> None:
+    """Without the end of the team's threads before the fork, the branch waits for them for ever."""
+    use = "gomp.GOMP_parallel(libc.free, None, 4, 0)"  # free(NULL) in each thread of a team
+    worker.run(
+        "import ctypes\nlibc, gomp = ctypes.CDLL(None), ctypes.CDLL('libgomp.so.1')\n"
+        f"def use(): {use}\nuse()"
+    )
+    [branch] = branches.of(worker)
+    assert branches.warnings == []
+    assert branch.run("use(); 'used'").text == "'used'"
+    assert worker.run("use(); 'used'").text == "'used'"
