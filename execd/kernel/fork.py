@@ -165,9 +165,10 @@ def find_user_generators(shell: Shell) -> dict[str, Any]:
     found = {}
     for name, value in list(shell.user_ns.items()):
         if (
+            # By type: isinstance would ask the ``__class__`` of user code's objects.
             not str(name).startswith("_")
-            and isinstance(value, kinds)
-            and not isinstance(value, random.SystemRandom)
+            and issubclass(type(value), kinds)
+            and not issubclass(type(value), random.SystemRandom)
         ):
             found[str(name)] = value
     return found

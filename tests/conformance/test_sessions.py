@@ -3,6 +3,7 @@ goes unreported."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import secrets
 import time
@@ -933,6 +934,47 @@ def test_code_without_a_session_leaves_none(client: httpx.Client) -> None:
         ENOUGH_SECONDS,
         "it is deleted",
     )
+
+
+def test_code_without_a_session_ends_as_a_script_does(client: httpx.Client) -> None:
+    name = f"end-{secrets.token_hex(4)}"
+    done = client.post(
+        "/v1/code",
+        json={
+            "code": "import atexit, gzip\n"
+            f"plain, packed = open('{name}.txt', 'w'), gzip.open('{name}.gz', 'wt')\n"
+            "plain.write('text'); packed.write('text')\n"
+            "atexit.register(print, 'bye');"
+        },
+    ).json()
+    assert (done["status"], done["stdout"], done["stderr"]) == ("success", "bye\n", "")
+    assert client.get(f"/v1/files/{name}.txt").content == b"text"
+    assert gzip.decompress(client.get(f"/v1/files/{name}.gz").content) == b"text"
+    for end in ("txt", "gz"):
+        client.delete(f"/v1/files/{name}.{end}")
+
+
+def test_replacement_of_a_stream_stays_for_the_next_cells(session: Session) -> None:
+    name = f"tee-{secrets.token_hex(4)}"
+    session.run(
+        "import os, sys\n"
+        "class Tee:\n"
+        f"    def __init__(self, out): self.out, self.log = out, open('{name}', 'w', 1)\n"
+        "    def write(self, text): self.log.write(text); return self.out.write(text)\n"
+        "    def flush(self): self.out.flush()\n"
+        "sys.stdout = Tee(sys.stdout)\nprint('one')"
+    )
+    assert session.run("print('two')")["stdout"] == "two\n"
+    assert session.client.get(f"/v1/files/{name}").content == b"one\ntwo\n"
+    session.run("sys.stdout = os.fdopen(1, 'w', 1)")
+    done = session.run(f"f = open('{name}', 'w')\nprint('three')\nn = f.write('a')\nf.close()")
+    assert (done["stdout"], done["stderr"]) == ("three\n", "")
+    assert session.client.get(f"/v1/files/{name}").content == b"a"
+    session.run("sys.stdout.close()")
+    done = session.run("print('four')")
+    assert done["stdout"] == "four\n"
+    assert "sys.stdout could not be written to any more" in done["stderr"]
+    session.client.delete(f"/v1/files/{name}")
 
 
 def test_code_in_a_named_session_finds_its_state(client: httpx.Client) -> None:

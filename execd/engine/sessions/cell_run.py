@@ -36,7 +36,7 @@ from execd.engine.executions import exit_status
 from execd.engine.executions.environment import MARKER
 from execd.engine.sessions import worker_messages
 from execd.engine.sessions.session_log import CellEnded
-from execd.engine.sessions.session_worker import END_SECONDS
+from execd.engine.sessions.session_worker import END_SECONDS, FORCED_NOTE
 from execd.errors import Conflict, InvalidArgument, PreconditionFailed
 from execd.kernel import frames
 from execd.model import (
@@ -118,8 +118,6 @@ class CellRunner:
         self._n_rich_events = self._rich_bytes = 0
         """Received for the cell so far, also after its answer was given."""
         self._input_request: worker_messages.InputRequest | None = None
-        self._was_forced = False
-        """Whether the interpreter did not end in order after the last cell."""
         self.turn = session.take_turn(wait=options.on_busy == "queue")
 
     @property
@@ -254,7 +252,10 @@ class CellRunner:
             counted = await self._take_rest(worker, execution)
             if self._options.is_last and self._done.done() and not worker.is_ending:
                 time_left = max(0.0, execution.deadlines.seconds_to_answer)
-                self._was_forced = not await worker.end(min(END_SECONDS, time_left))
+                if not await worker.end(min(END_SECONDS, time_left)):
+                    writing = execution.append("stderr", FORCED_NOTE)
+                    if writing is not None:
+                        await writing
         finally:
             worker.gone.remove_done_callback(self._wake)
             execution.deadlines.overdue.remove_done_callback(self._wake)
@@ -452,12 +453,6 @@ class CellRunner:
                 term_signal=None,
                 exit_reason=reason,
                 usage=usage,
-                message=(
-                    "the interpreter did not end in time after the cell and was killed: the text "
-                    "in the buffers of its files is lost"
-                    if self._was_forced
-                    else ""
-                ),
             )
         ended = worker.gone.result() if worker.gone.done() else None
         if isinstance(ended, Exited):

@@ -35,7 +35,12 @@ from execd.engine.sessions.session_log import (
     StateChanged,
 )
 from execd.engine.sessions.session_state import SessionEvent, SessionLife, SessionState
-from execd.engine.sessions.session_worker import END_SECONDS, SessionWorker, WorkerLost
+from execd.engine.sessions.session_worker import (
+    END_SECONDS,
+    FORCED_NOTE,
+    SessionWorker,
+    WorkerLost,
+)
 from execd.errors import (
     Conflict,
     NotFound,
@@ -56,10 +61,6 @@ REQUEST_SECONDS = 5.0
 # From the interrupt to KILL, which costs the state. A starved pod takes seconds for an honest
 # completion. Together below the 30 s of the routers.
 REQUEST_GRACE_SECONDS = 20.0
-FORCED_NOTE = (
-    f"[the interpreter did not end within {END_SECONDS:g} s and was killed: the text in the "
-    "buffers of its files is lost]\n"
-).encode()
 # The log tells the starts and ends of cells; completions and forks are short.
 OWN_EVENTS = (SessionEvent.BEGIN, SessionEvent.REQUEST, SessionEvent.END)
 

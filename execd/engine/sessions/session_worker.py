@@ -52,6 +52,10 @@ if TYPE_CHECKING:
 GONE_SECONDS = 3.0
 # From the request for the end of an interpreter to KILL: for exit functions and threads.
 END_SECONDS = 2.0
+FORCED_NOTE = (
+    f"[the interpreter did not end within {END_SECONDS:g} s and was killed: the text in the "
+    "buffers of its files is lost]\n"
+).encode()
 END_REQUEST = 0  # requests of sessions have numbers above
 CONFIGURE_SECONDS = 10.0
 

@@ -21,6 +21,7 @@ from execd.engine.executions.command import code_program
 from execd.engine.sessions import session_worker, zygote_client
 from execd.engine.sessions.cell_run import CellOptions, CellRunner
 from execd.engine.sessions.session_state import SessionState
+from execd.engine.sessions.session_worker import SessionWorker
 from execd.engine.sessions.zygote_process import ZygoteProcess
 from execd.errors import (
     Conflict,
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from execd.engine.engine import Engine
     from execd.engine.executions.execution import Execution
     from execd.engine.sessions.session import Session
-    from execd.engine.sessions.session_worker import SessionWorker
 
 START_SECONDS = 60.0
 
@@ -737,3 +737,86 @@ async def test_a_cell_answers_for_the_cpu_time_of_its_own_process(engine: Engine
     cell = await run(engine, session, "!while :; do :; done")
     assert cell.result is not None
     assert (cell.result.exit_reason, cell.cell.status) == (ExitReason.CPU_LIMIT, "error")
+
+
+HANGING_EXIT = "import atexit, time\natexit.register(time.sleep, 1000);"
+
+
+def unwritten(path: Path) -> str:
+    return f"f = open({str(path)!r}, 'w')\nn = f.write('text')"
+
+
+@pytest.mark.parametrize("end", ["delete", "restart", "drain", "eviction"])
+async def test_end_of_a_session_loses_no_text_of_its_files(tmp_path: Path, end: str) -> None:
+    idle_seconds = 0.3 if end == "eviction" else 3600.0
+    async with sessions_in(tmp_path, session_idle_seconds=idle_seconds) as engine:
+        session = await engine.sessions.create()
+        await run(engine, session, unwritten(tmp_path / "found"))
+        if end == "delete":
+            await engine.sessions.delete(session)
+        elif end == "restart":
+            await engine.sessions.restart(session)
+        elif end == "drain":
+            await engine.drain()
+        else:
+            await wait_until_async(lambda: session.state is SessionState.DEAD, START_SECONDS)
+        assert (tmp_path / "found").read_text() == "text"
+
+
+@pytest.mark.parametrize("end", ["delete", "restart", "drain"])
+async def test_end_of_a_busy_session_interrupts_its_cell_and_loses_no_text(
+    engine: Engine, tmp_path: Path, end: str
+) -> None:
+    session = await engine.sessions.create()
+    marker = tmp_path / "is written"
+    code = f"{unwritten(tmp_path / 'found')}\nopen({str(marker)!r}, 'w').close()"
+    cell = begin(engine, session, f"{code}\nimport time\ntime.sleep(1000)")
+    await wait_until_async(marker.exists)
+    waiting = begin(engine, session, "'f' in globals()")
+    if end == "drain":
+        await engine.drain()
+    else:
+        await getattr(engine.sessions, end)(session)
+    assert (tmp_path / "found").read_text() == "text"
+    expected = {"delete": "CANCELED", "restart": "INTERRUPTED", "drain": "SHUTDOWN"}
+    assert (await cell.wait()).exit_reason is ExitReason[expected[end]]
+    with contextlib.suppress(NotFound, Unavailable):
+        await waiting.wait()
+        assert msgspec.json.decode(waiting.output.rich[-1].fields["data"])["text/plain"] == "False"
+
+
+async def test_interpreter_that_does_not_end_is_killed_and_the_next_cell_is_told(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(SessionWorker.end, "__defaults__", (0.2,))
+    session = await engine.sessions.create()
+    await run(engine, session, HANGING_EXIT)
+    await engine.sessions.restart(session)
+    cell = await run(engine, session, "1")
+    assert (cell.cell.status, cell.cell.state_lost) == ("success", True)
+    assert cell.cell.background is not None
+    assert b"did not end within" in cell.cell.background.stderr
+    assert "an interpreter was killed before its end" in caplog.messages
+
+
+async def test_code_whose_interpreter_does_not_end_says_so(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("execd.engine.sessions.cell_run.END_SECONDS", 0.2)
+    submitted = engine.run_code(
+        code_command(HANGING_EXIT), CellOptions(), session_id=None, keep=False
+    )
+    result = await submitted.execution.wait()
+    assert (result.exit_code, result.exit_reason) == (0, ExitReason.EXITED)
+    stderr = submitted.execution.output.streams["stderr"]
+    assert b"did not end within" in (stderr.memory.read(0, stderr.total_bytes) or b"")
+
+
+async def test_cell_that_waits_for_input_does_not_hold_up_the_end_of_its_session(
+    engine: Engine,
+) -> None:
+    session = await engine.sessions.create()
+    cell = begin(engine, session, "input()", CellOptions(allow_input=True))
+    await wait_until_async(lambda: session.state is SessionState.WAITING_INPUT)
+    await engine.sessions.delete(session)
+    assert (await cell.wait()).exit_reason is ExitReason.CANCELED
