@@ -100,9 +100,12 @@ def play(worker: WorkerProcess, folder: Path, steps: list[tuple[str, str]]) -> N
             f"print('to stderr {number}', file=sys.stderr)"
         )
         assert cell.error is None
-        notes = [line for line in cell.stderr.splitlines(True) if line.startswith(NOTE)]
-        assert bool(notes) == act.is_told, notes
-        found = {"stdout": cell.stdout, "stderr": cell.stderr.removeprefix("".join(notes))}
+        # Before the notes Python 3.13 speaks of streams that it could not close.
+        _, note, rest = cell.stderr.rpartition(NOTE)
+        # Python closes the session's own stream with a stream around the same buffer.
+        if ("wrap the buffer", name) not in steps[:number]:
+            assert bool(note) == act.is_told, cell.stderr
+        found = {"stdout": cell.stdout, "stderr": rest.partition("\n")[2] if note else rest}
         for stream, place in leads_to.items():
             text = f"to {stream} {number}\n"
             assert found[stream] == (text if place in ("reply", "both") else "")
