@@ -97,19 +97,27 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Output kept on disk per stream. None: the daemon's setting."""
 
 
+COLUMNS, ROWS = 80, 24
+"""The size of a terminal whose size nobody knows. A real terminal without a size says 0 by 0."""
 TerminalColumns = Annotated[
-    int, msgspec.Meta(ge=1, le=65535, description="Width of the terminal, in characters.")
+    int,
+    msgspec.Meta(
+        ge=0, le=65535, description=f"Width of the terminal, in characters; 0 stands for {COLUMNS}."
+    ),
 ]
 TerminalRows = Annotated[
-    int, msgspec.Meta(ge=1, le=65535, description="Height of the terminal, in characters.")
+    int,
+    msgspec.Meta(
+        ge=0, le=65535, description=f"Height of the terminal, in characters; 0 stands for {ROWS}."
+    ),
 ]
 
 
 class TerminalSize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Size of a terminal, in characters."""
 
-    cols: TerminalColumns = 80
-    rows: TerminalRows = 24
+    cols: TerminalColumns = COLUMNS
+    rows: TerminalRows = ROWS
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):

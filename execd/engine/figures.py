@@ -7,7 +7,6 @@ warden's totals and a few files of /proc, none of which waits for a disk or for 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import resource
 from collections import Counter
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     from execd.engine.assembly import Parts
     from execd.engine.disk.volume import VolumeFacts
     from execd.proc.process_tree import Process
-
-_is_gvisor = functools.cache(is_gvisor)
 
 
 class KernelFigures(NamedTuple):
@@ -125,7 +122,7 @@ def _read_kernel(parts: Parts) -> KernelFigures:
         daemon=read_process(os.getpid()),
         warden=None if parts.warden.pid is None else read_process(parts.warden.pid),
         own_cpu_seconds=round(usage.ru_utime + usage.ru_stime, 6),
-        load_1m=None if _is_gvisor() else os.getloadavg()[0],
+        load_1m=None if is_gvisor() else os.getloadavg()[0],
         used_bytes=used_bytes,
     )
 

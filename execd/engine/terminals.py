@@ -14,6 +14,7 @@ import secrets
 import time
 from typing import TYPE_CHECKING
 
+from execd.engine.executions import pty
 from execd.engine.executions.bash_script import NAME_OF_BASH
 from execd.engine.executions.command import argv_program, line_argument
 from execd.errors import ExecdError, NotFound, ResourceExhausted
@@ -30,7 +31,6 @@ MAX_TERMINALS = 256
 UNUSED_SECONDS = 60.0
 """How long a terminal keeps its place without a first viewer while others need places."""
 BASH_OPTIONS = ("--noprofile", "--norc")
-TERMINAL_TYPE = "xterm-256color"
 
 
 class NamedTerminal:
@@ -131,7 +131,7 @@ class Terminals:
         terminal.execution = self._run(
             Command(
                 program=argv_program(words),
-                env={"TERM": TERMINAL_TYPE, **env},
+                env={"TERM": pty.TYPE, **env},
                 cwd=terminal.cwd,
                 stdin_open=True,
                 terminal=TerminalSize() if has_terminal else None,

@@ -99,8 +99,8 @@ class Child:
     def signal(self, number: int, *, scope: Scope) -> None:
         """Signal the processes of ``scope``.
 
-        Scopes leader and group get nothing after the end of the leader. Session and tree get the
-        signal as long as a process of them lives.
+        The leader gets nothing after its end. Group, session and tree get the signal as long as a
+        process of them lives.
         """
         self._connection.send(Signal(self.tag, number, scope))
 

@@ -92,8 +92,9 @@ class MarkActive(NamedTuple):
 class Signal(NamedTuple):
     """Signal a program; ``scope`` is a value of Scope.
 
-    Leader and group get the signal at once, and only until the leader has ended. The leader's
-    session and the tree get the signal after a scan.
+    Leader and group get the signal at once until the leader has ended. Later the leader gets
+    nothing, and the group gets the signal after a scan, as the leader's session and the tree always
+    do.
     """
 
     tag: int

@@ -56,14 +56,11 @@ def rlimits(limits: Limits, *, in_namespace: bool = False) -> list[list[int]]:
     ``in_namespace``: the program runs in a PID namespace of execd's own.
     """
     wanted = _static_rlimits(limits, in_namespace=in_namespace)
-    if not (in_namespace and limits.processes and _is_gvisor()):
+    if not (in_namespace and limits.processes and is_gvisor()):
         return wanted
     soft, hard = limits_beside(spawn.count_tasks(), limits.processes)
     which, _, hard = _at_most(resource.RLIMIT_NPROC, hard)
     return [[which, min(soft, hard), hard] if limit[0] == which else limit for limit in wanted]
-
-
-_is_gvisor = functools.cache(is_gvisor)
 
 
 @functools.lru_cache(maxsize=64)

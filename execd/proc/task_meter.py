@@ -16,6 +16,7 @@ shows no threads.
 
 from __future__ import annotations
 
+import functools
 import os
 
 from execd.proc import spawn
@@ -23,6 +24,7 @@ from execd.proc import spawn
 LOADAVG_BYTES = 128
 
 
+@functools.cache
 def is_gvisor() -> bool:
     """Return whether this kernel is gVisor.
 

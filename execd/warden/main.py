@@ -292,7 +292,7 @@ class Warden:
                 job = self._jobs.get(tag)
                 if job is None or number not in signal.valid_signals():
                     return
-                if scope in ("session", "tree"):
+                if scope != "leader" and (scope != "group" or job.reaped_at is not None):
                     self._supervisor.signal_members(job, number, scope)
                 elif job.reaped_at is None:
                     send_signal(-job.pid if scope == "group" else job.pid, number)

@@ -38,8 +38,18 @@ def send_waiting_signals(job: Job, scan_began: float, members: Iterable[Process]
         if asked_at < scan_began:
             del job.signals[number, scope]
             for process in members:
-                if not process.is_dead and (scope == "tree" or process.session == job.session):
+                if not process.is_dead and _is_in_scope(process, job, scope):
                     send_signal(process.pid, number)
+
+
+def _is_in_scope(process: Process, job: Job, scope: str) -> bool:
+    """Whether a member of the tree is meant."""
+    match scope:
+        case "group":
+            return process.group == job.pid
+        case "session":
+            return process.session == job.session
+    return True
 
 
 def send_kill_signals(phase: Phase, send: Send, alive: Iterable[Process]) -> None:

@@ -137,6 +137,18 @@ def test_a_handle_signals_and_kills(sandbox: Execd) -> None:
         handle.signal("SIGUSR1")
 
 
+def test_a_size_that_comes_after_the_end_of_the_program_loses_no_output(sandbox: Execd) -> None:
+    handle = sandbox.start("echo done; exit 3", pty=(80, 24))
+    handle.wait()
+    with handle.terminal() as terminal:
+        for _ in range(3):
+            terminal.resize(100, 30)
+        assert b"".join(iter(terminal.read, b"")) == b"done\r\n"
+        terminal.resize(100, 30)
+        assert terminal.result is not None
+        assert terminal.result.exit_code == 3
+
+
 def test_a_terminal_takes_bytes_and_sizes(sandbox: Execd) -> None:
     handle = sandbox.start(["/bin/sh"], pty=(80, 24))
     with handle.terminal() as terminal:

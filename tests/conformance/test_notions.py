@@ -235,6 +235,7 @@ def terminal_has_a_size(route: Route, wire: Wire) -> None:
         (True, "24 80\r\n"),
         ({}, "24 80\r\n"),
         ({"cols": 100, "rows": 30}, "30 100\r\n"),
+        ({"cols": 0, "rows": 0}, "24 80\r\n"),
     ):
         assert wire.run(route, *programs, pty=pty, **more)["stdout"] == size
     assert wire.run(route, "tty", "import os; print(os.isatty(0))", pty=False, **more)[

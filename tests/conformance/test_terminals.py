@@ -226,6 +226,51 @@ def test_terminal_with_open_input_goes_on_after_the_input_of_its_request(
     assert (done["exit_reason"], done["exit_code"]) == ("exited", 0), done
 
 
+def test_program_in_a_terminal_has_a_type_of_terminal_unless_the_request_names_one(
+    client: httpx.Client,
+) -> None:
+    for env, expected in ({}, "xterm-256color"), ({"TERM": "vt100"}, "vt100"):
+        body = {"command": "echo $TERM", "pty": True, "env": env}
+        assert client.post("/v1/executions", json=body).json()["stdout"] == f"{expected}\r\n"
+    body = {"command": "echo ${TERM-none}"}
+    assert client.post("/v1/executions", json=body).json()["stdout"] == "none\n"
+
+
+@pytest.mark.both_shapes
+def test_end_of_a_shell_hangs_up_no_job_in_the_background(
+    client: httpx.Client, run: Run, folder: str
+) -> None:
+    """A job with a group of its own, one that the shell has forgotten, and one of a shell without
+    job control: in the shell's group, which is the foreground, and deaf to the hang-up."""
+    job = "sh -c 'trap \"\" HUP; echo $$ >{0}/{1}; exec sleep 1000' &"
+    plain = job.replace('trap "" HUP; ', "")
+    name = folder
+    shells = {
+        "job": ("bash --norc --noprofile -i", plain.format(name, "job") + "\n"),
+        "disowned": ("bash --norc --noprofile -i", plain.format(name, "disowned") + " disown\n"),
+        "deaf": ("sh", job.format(name, "deaf") + "\n"),
+    }
+    try:
+        for kind, (shell, line) in shells.items():
+            line += f"until [ -s {name}/{kind} ]; do sleep 0.01; done\nexit 3\n"
+            body = {"argv": shell.split(), "pty": True, "stdin": line, "timeout_seconds": 60}
+            done = client.post("/v1/executions", json=body).json()
+            assert (done["exit_code"], done["exit_reason"]) == (3, "exited"), done
+        for kind in shells:
+            assert run(f"kill -0 $(cat {name}/{kind})").exit_code == 0, kind
+    finally:
+        run(f"kill -9 $(cat {name}/*)")
+
+
+@pytest.mark.both_shapes
+def test_end_of_a_shell_hangs_up_its_own_group(client: httpx.Client, run: Run, folder: str) -> None:
+    body = {"command": f"sleep 1000 & echo $! >{folder}/pid; exit 3", "pty": True}
+    assert client.post("/v1/executions", json=body).json()["exit_code"] == 3
+    wait_until(
+        lambda: run(f"kill -0 $(cat {folder}/pid)").exit_code != 0, READ_SECONDS, "it has ended"
+    )
+
+
 async def test_full_screen_program_draws_itself_again_after_a_resize(
     terminal: Callable[..., str], attach: Open
 ) -> None:

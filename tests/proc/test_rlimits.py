@@ -57,7 +57,7 @@ def test_each_limit_becomes_the_resource_it_is_named_for() -> None:
 def test_in_gvisor_the_kernel_refuses_processes_close_above_a_trees_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "_is_gvisor", lambda: True)
+    monkeypatch.setattr(limits, "is_gvisor", lambda: True)
     monkeypatch.setattr(limits.spawn, "count_tasks", lambda: 30)
     soft, hard = (
         capped(resource.RLIMIT_NPROC, 30 + 64 + margin)

@@ -105,10 +105,12 @@ class AsyncTerminal:
         await self._send(eof_message())
 
     async def _send(self, message: bytes | str) -> None:
-        from websockets.exceptions import ConnectionClosed
+        from websockets.exceptions import ConnectionClosed, ConnectionClosedOK
 
         try:
             await self._connection.send(message)
+        except ConnectionClosedOK:
+            pass  # after the end of the command, which `read` tells
         except ConnectionClosed as closed:
             if self._control.result is None:
                 raise ConnectionLost(f"the terminal's connection broke: {closed}") from None

@@ -138,10 +138,12 @@ class Terminal:
         self._send(eof_message())
 
     def _send(self, message: bytes | str) -> None:
-        from websockets.exceptions import ConnectionClosed
+        from websockets.exceptions import ConnectionClosed, ConnectionClosedOK
 
         try:
             self._connection.send(message)
+        except ConnectionClosedOK:
+            pass  # after the end of the command, which `read` tells
         except ConnectionClosed as closed:
             if self._control.result is None:
                 raise ConnectionLost(f"the terminal's connection broke: {closed}") from None

@@ -117,10 +117,10 @@ STREAM_INPUT = msgspec.json.Decoder(StreamInputRequest)
 
 
 def terminal_size(pty: Pty) -> tuple[int, int]:
-    """Return the columns and rows. Raises InvalidArgument."""
+    """Return the columns and rows; 0 where the client does not know. Raises InvalidArgument."""
     size = pty.size or Size()
-    if not (1 <= size.cols <= MAX_SIZE and 1 <= size.rows <= MAX_SIZE):
-        raise InvalidArgument(f"pty.size: cols and rows are 1 to {MAX_SIZE}", field="pty.size")
+    if not (0 <= size.cols <= MAX_SIZE and 0 <= size.rows <= MAX_SIZE):
+        raise InvalidArgument(f"pty.size: cols and rows are 0 to {MAX_SIZE}", field="pty.size")
     return size.cols, size.rows
 
 

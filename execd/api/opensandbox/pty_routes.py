@@ -369,9 +369,14 @@ class PtyViewer:
             try:
                 await self._obey(message.type, message.data)
             except ExecdError as error:
-                code = error.details.get("opensandbox_code", "INVALID_FRAME")
-                refusal = {"type": "error", "error": error.message, "code": code}
-                await self._send(json.dumps(refusal).encode(), WSMsgType.TEXT)
+                await self._refuse(error, error.details.get("opensandbox_code", "INVALID_FRAME"))
+
+    async def _refuse(self, error: ExecdError, code: str) -> None:
+        """Report a refusal. A message that meets the end of the shell is no mistake: ``exit``
+        follows."""
+        if not (isinstance(error, Conflict) and self._execution.program_has_ended):
+            refusal = {"type": "error", "error": error.message, "code": code}
+            await self._send(json.dumps(refusal).encode(), WSMsgType.TEXT)
 
     async def _obey(self, kind: WSMsgType, data: Any) -> None:
         """Raises InvalidArgument, Conflict."""
@@ -407,7 +412,4 @@ class PtyViewer:
             try:
                 await self._execution.write_stdin(data)
             except ExecdError as error:
-                refusal = {
-                    "type": "error", "error": error.message, "code": "STDIN_WRITE_FAILED",
-                }  # fmt: skip
-                await self._send(json.dumps(refusal).encode(), WSMsgType.TEXT)
+                await self._refuse(error, "STDIN_WRITE_FAILED")

@@ -5,7 +5,8 @@
     binary, from the viewer  input for the program
     text, to the viewer      {"type":"started",…}  {"type":"dropped","offset","size_bytes"}
                              {"type":"error","code","message"} for a message that could not be
-                             obeyed: everything else goes on
+                             obeyed: everything else goes on. None for a message that meets the end
+                             of the program
                              {"type":"exited",…} is the execution without stdout, which has been
                              sent, and with the ends of its stderr
     text, from the viewer    {"type":"resize","cols","rows"}  {"type":"signal","signal"}
@@ -49,7 +50,7 @@ from execd.engine.in_flight import FREE_BYTES
 from execd.engine.output.follow import Dropped, ExitedEvent, Heartbeat, Output, ProgramStarted
 
 # msgspec reads the annotations at run time.
-from execd.errors import ErrorCode, ExecdError, InvalidArgument, ResourceExhausted
+from execd.errors import Conflict, ErrorCode, ExecdError, InvalidArgument, ResourceExhausted
 from execd.model import TerminalColumns, TerminalRows  # noqa: TC001
 
 if TYPE_CHECKING:
@@ -371,10 +372,13 @@ class Viewer:
                 await self._inputs.put(None)
 
     async def _report_refusal(self, action: Any) -> None:
-        """Run the action. Report a refusal to the viewer; the viewer goes on."""
+        """Run the action. Report a refusal to the viewer; the viewer goes on. A size, a key or a
+        signal that meets the end of the program is no mistake: ``exited`` follows."""
         try:
             await action
         except ExecdError as error:
+            if isinstance(error, Conflict) and self._execution.program_has_ended:
+                return
             await self._send(ErrorMessage(code=error.code, message=error.message))
 
 

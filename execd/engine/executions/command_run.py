@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from execd.engine.executions import exit_status
+from execd.engine.executions import exit_status, pty
 from execd.engine.executions.command import is_argv
 from execd.engine.executions.environment import marker_entry
 from execd.engine.executions.execution import KILL_ANSWER_SECONDS
@@ -30,6 +30,7 @@ from execd.proc.messages import Exited, Spawn
 from execd.proc.program_block import pack
 from execd.proc.rlimits import rlimits
 from execd.proc.spawn import KEEP_IDENTITY, Identity
+from execd.proc.task_meter import is_gvisor
 
 if TYPE_CHECKING:
     from execd.engine.executions.context import EngineContext
@@ -157,6 +158,8 @@ class CommandRunner:
             if not self._context.warden.up.is_set():
                 await self._wait_for_warden(execution)
             env, marker = await self._context.build_environment(execution.id, command.env)
+            if command.terminal is not None:
+                env.setdefault("TERM", pty.TYPE)
             try:
                 io = ProgramIO(command, execution.append, self._context.loop)
             except OSError as error:
@@ -266,10 +269,11 @@ class CommandRunner:
         finally:
             execution.finished()
             self._child = self._io = None
-            # Closing a terminal hangs up the programs that still use the terminal. gVisor does not
-            # send the signal.
-            if io.has_terminal:
-                child.signal(signal.SIGHUP, scope="session")
+            # With the end of a session's leader the kernel hangs up the group in the foreground,
+            # and no other job (credentials(7)). gVisor sends nothing, and does not tell which group
+            # that was: a shell without jobs leaves its own there.
+            if io.has_terminal and is_gvisor():
+                child.signal(signal.SIGHUP, scope="group")
             if pumps := await io.close(spares_pipes=True):
                 self._spared = execution, pumps
             child.release()

@@ -511,14 +511,20 @@ class Execution:
         the program is not running."""
         self._running_program().resize(cols, rows)
 
+    @property
+    def program_has_ended(self) -> bool:
+        """Whether the program was started and has ended. With the state RUNNING the last of its
+        output is being read."""
+        return self.state in (State.RUNNING, State.EXITED) and not (
+            self.runner is not None and self.runner.is_running
+        )
+
     def _running_program(self) -> Runner:
         if self.runner is None or not self.runner.is_running:
-            # RUNNING: the program has ended, and the last of its output is being read.
-            has_ended = self.state in (State.RUNNING, State.EXITED)
             raise Conflict(
                 "the program has ended: it takes no input, signal or size any more; start the "
                 "program again"
-                if has_ended
+                if self.program_has_ended
                 else f"the program has not started yet: the execution is {self.state}; wait for "
                 "the event started, or for the state RUNNING"
             )

@@ -14,6 +14,11 @@ import struct
 import termios
 from typing import NamedTuple
 
+from execd.model import COLUMNS, ROWS
+
+TYPE = "xterm-256color"
+"""TERM of a program whose request names no other type. Without TERM no program can clear the screen
+or find a key."""
 END_OF_FILE = b"\x04"
 """The VEOF character: a line discipline in canonical mode takes it for end of file. A terminal
 cannot be half closed."""
@@ -50,5 +55,6 @@ def open_terminal(cols: int, rows: int) -> Terminal:
 
 
 def set_size(master: int, cols: int, rows: int) -> None:
-    """TIOCSWINSZ, ioctl_tty(2)."""
-    fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
+    """TIOCSWINSZ, ioctl_tty(2). Programs that divide by a size of 0 fail, so 0 is not set."""
+    size = struct.pack("HHHH", rows or ROWS, cols or COLUMNS, 0, 0)
+    fcntl.ioctl(master, termios.TIOCSWINSZ, size)

@@ -107,6 +107,7 @@ def test_other_signals_are_not_supported(asked: str | int) -> None:
 
 def test_size_of_a_terminal_is_checked() -> None:
     assert terminal_size(Pty(size=Size(cols=1, rows=65535))) == (1, 65535)
-    for size in (None, Size(cols=0, rows=1), Size(cols=1, rows=65536)):
+    assert terminal_size(Pty(size=None)) == (0, 0)
+    for size in (Size(cols=-1, rows=1), Size(cols=1, rows=65536)):
         with pytest.raises(InvalidArgument, match=r"pty\.size"):
             terminal_size(Pty(size=size))

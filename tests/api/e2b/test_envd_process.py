@@ -48,7 +48,10 @@ async def test_missing_program_is_127_after_a_start(box: Box) -> None:
         ({"process": {"cmd": "true", "cwd": "/etc/passwd"}}, "invalid_argument"),
         ({"process": {"cmd": "true", "envs": {"A=B": "1"}}}, "invalid_argument"),
         ({"process": {}}, "invalid_argument"),
-        ({"process": {"cmd": "true"}, "pty": {"size": {"cols": 0, "rows": 1}}}, "invalid_argument"),
+        (
+            {"process": {"cmd": "true"}, "pty": {"size": {"cols": -1, "rows": 1}}},
+            "invalid_argument",
+        ),
         ({"process": {"cmd": 7}}, "invalid_argument"),
     ],
 )

@@ -32,7 +32,7 @@ def test_messages_of_the_viewer() -> None:
     [
         b'{"type":"nope"}',
         b'{"type":"signal","signal":"SIGUSR1"}',
-        b'{"type":"resize","cols":0,"rows":1}',
+        b'{"type":"resize","cols":-1,"rows":1}',
         b'{"type":"stdin"}',
     ],
 )

@@ -189,7 +189,7 @@ async def test_last_message_stays_small_whatever_was_written(wire: Wire, attach:
         ("{", "INVALID_ARGUMENT"),
         ("{}", "INVALID_ARGUMENT"),
         ('{"type":"reset"}', "INVALID_ARGUMENT"),
-        ('{"type":"resize","cols":0,"rows":1}', "INVALID_ARGUMENT"),
+        ('{"type":"resize","cols":-1,"rows":1}', "INVALID_ARGUMENT"),
         ('{"type":"signal","signal":"NOPE"}', "INVALID_ARGUMENT"),
         ('{"type":"resize","cols":80,"rows":24}', "CONFLICT"),
         (b"input", "CONFLICT"),
@@ -207,6 +207,26 @@ async def test_message_that_cannot_be_obeyed_is_answered_and_ends_nothing(
         assert viewer.controls[-1]["message"].startswith("message: not JSON: ")
     await viewer.control(type="signal", signal="KILL")
     assert (await viewer.end())["signal"] == "SIGKILL"
+
+
+async def test_message_that_meets_the_end_of_the_program_is_no_mistake(wire: Wire) -> None:
+    """The output is larger than what the sockets hold, so execd still sends when the messages come.
+    execd obeys messages in their order, so an answer to the first ones would come first."""
+    execution_id = await terminal(wire, "head", "-c", "32000000", "/dev/zero")
+    await ended(wire, execution_id)
+    async with wire.client.ws_connect(f"{URL}/{execution_id}/attach") as socket:
+        await socket.send_str('{"type":"resize","cols":100,"rows":30}')
+        await socket.send_str('{"type":"signal","signal":"INT"}')
+        await socket.send_bytes(b"a key")
+        await socket.send_str('{"type":"eof"}')
+        await socket.send_str('{"type":"no such message"}')
+        controls = [
+            json.loads(message.data)
+            async for message in socket
+            if message.type is aiohttp.WSMsgType.TEXT
+        ]
+    assert [item["type"] for item in controls] == ["started", "error", "exited"]
+    assert controls[1]["code"] == "INVALID_ARGUMENT"
 
 
 # --- viewers

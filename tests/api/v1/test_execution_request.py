@@ -46,7 +46,7 @@ def converted(**fields: Any) -> Command:
         ({"limits": {"cpu_seconds": 1.5}}, "limits.cpu_seconds"),
         ({"limits": {"file_size_bytes": 2**63}}, "limits.file_size_bytes"),
         ({"limits": {"core_bytes": 1}}, "limits.core_bytes"),
-        ({"pty": {"cols": 0, "rows": 1}}, "pty.cols"),
+        ({"pty": {"cols": -1, "rows": 1}}, "pty.cols"),
         ({"pty": {"depth": 1}}, "pty.depth"),
         ({"pty": 1}, "pty"),
         ({"stdin_base64": "!"}, "stdin_base64"),

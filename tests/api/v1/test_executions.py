@@ -501,7 +501,7 @@ async def test_terminal_has_the_size_asked_for_and_can_be_resized(wire: Wire) ->
 
 
 @pytest.mark.parametrize(
-    "fields", [{"cols": 80}, {"cols": 0, "rows": 24}, {"cols": 80, "rows": 70_000}]
+    "fields", [{"cols": 80}, {"cols": -1, "rows": 24}, {"cols": 80, "rows": 70_000}]
 )
 async def test_size_without_sense_is_refused(wire: Wire, fields: dict[str, int]) -> None:
     execution_id = await detached(wire, SLEEP, pty={})

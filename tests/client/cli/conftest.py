@@ -58,13 +58,13 @@ def terminal(url: str, tmp_path: Path) -> Iterator[Callable[..., pexpect.spawn[s
     """Starts execctl in a real terminal."""
     made = []
 
-    def spawn(*arguments: str) -> pexpect.spawn[str]:
+    def spawn(*arguments: str, dimensions: tuple[int, int] = DIMENSIONS) -> pexpect.spawn[str]:
         child = pexpect.spawn(
             str(EXECCTL),
             list(arguments),
             timeout=TIMEOUT_SECONDS,
             encoding="utf-8",
-            dimensions=DIMENSIONS,
+            dimensions=dimensions,
             cwd=tmp_path,
             env={**os.environ, **TERMINAL, "EXECD_URL": url},
         )

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from execd_client import Conflict, ExecdError, ResourceExhausted
+from execd_client.cli.screen import read_output
 from tests.client.cli.conftest import TIMEOUT_SECONDS, ended
 from tests.client.cli.routers import losing_router
 from tests.client.conftest import AT_ONCE
@@ -34,6 +36,15 @@ def test_signals_go_to_the_program_in_the_terminal(terminal: Spawn, number: int)
     child.expect("caught")
     wait_until(lambda: is_as(child, before), TIMEOUT_SECONDS, "the terminal is as before")
     assert ended(child) == 5
+
+
+@pytest.mark.parametrize("size", [(24, 80), (0, 0)])
+def test_a_short_program_has_its_output_and_exit_code_in_a_terminal_of_any_size(
+    terminal: Spawn, size: tuple[int, int]
+) -> None:
+    child = terminal("run", "--tty", "-c", "echo done; exit 3", dimensions=size)
+    child.expect("done")
+    assert ended(child) == 3
 
 
 def is_as(child: pexpect.spawn[str], before: list[object]) -> bool:
@@ -69,3 +80,25 @@ def test_a_shell_ends_with_its_terminal(terminal: Spawn, sandbox: Execd) -> None
         TIMEOUT_SECONDS,
         "the shell has ended",
     )
+
+
+class Refusing:
+    """A terminal that refuses messages before its output."""
+
+    def __init__(self) -> None:
+        self._answers: list[ExecdError | bytes] = [
+            Conflict("the program has ended"),
+            ResourceExhausted("too much"),
+            b"out",
+        ]
+
+    def read(self) -> bytes:
+        answer = self._answers.pop(0)
+        if isinstance(answer, ExecdError):
+            raise answer
+        return answer
+
+
+def test_a_refused_key_or_size_does_not_end_the_program(capfd: pytest.CaptureFixture[str]) -> None:
+    assert read_output(Refusing()) == b"out"  # type: ignore[arg-type]
+    assert capfd.readouterr().err == "execctl: too much\r\n"

@@ -84,7 +84,7 @@ def _shown(handle: Handle, keyboard: _Keyboard) -> int:
                 attempts = 0
                 keyboard.use(terminal)
                 try:
-                    while data := terminal.read():
+                    while data := read_output(terminal):
                         offset = terminal.offset
                         os.write(1, data)
                 finally:
@@ -98,6 +98,17 @@ def _shown(handle: Handle, keyboard: _Keyboard) -> int:
             if attempts >= ATTEMPTS:
                 raise
             time.sleep(PAUSE_SECONDS)
+
+
+def read_output(terminal: Terminal) -> bytes:
+    """The next output. execd refuses single keys and sizes, and goes on."""
+    while True:
+        try:
+            return terminal.read()
+        except Conflict:
+            pass  # The program has ended, or reads no keys.
+        except ApiError as error:
+            tell(f"{error.message}\r")
 
 
 class _Keyboard:
