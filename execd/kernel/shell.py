@@ -23,6 +23,8 @@ from IPython.core.autocall import ExitAutocall
 from IPython.core.events import available_events
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.profiledir import ProfileDir
+from IPython.utils import process
+from IPython.utils.text import LSString, SList
 from traitlets.config import Config
 
 from execd.kernel import matplotlib_backend, mime_bundles, tracebacks
@@ -33,7 +35,12 @@ from execd.kernel.front_end import FrontEnd, ResultHook, SessionDisplayPublisher
 from execd.kernel.open_files import find_descriptors
 from execd.kernel.source import CellTransformer, may_contain_await
 from execd.kernel.stdio_pipes import fdopen, write_error
-from execd.kernel.subprocesses import install_script_magic, run_in_shell, system
+from execd.kernel.subprocesses import (
+    install_script_magic,
+    output_in_shell,
+    run_in_shell,
+    system,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,6 +77,10 @@ class _MemoryDatabase(dict[str, Any]):
 class _Exit(ExitAutocall):
     """``exit`` and ``quit``, with an optional exit code, as in a script."""
 
+    # dill.dump_session leaves out the names that IPython has put into the namespace, and knows
+    # them by the module. Behind another name it finds the whole shell, which cannot be saved.
+    __module__ = ExitAutocall.__module__
+
     def __call__(self, code: object = None) -> None:
         raise SystemExit(code)
 
@@ -90,6 +101,9 @@ class Shell(InteractiveShell):
         matplotlib_backend.install_import_hook()
         os.system = system
         os.fdopen = fdopen
+        # From the ``open`` of a session dill comes here, and cannot save a stream of the zygote.
+        # IPython only keeps the stream.
+        process.system.__self__.logfile = None
 
     # IPython would create these directories in the home directory.
 
@@ -124,6 +138,11 @@ class Shell(InteractiveShell):
     def system(self, cmd: str) -> None:
         """Run ``!cmd`` with output on descriptors 1 and 2."""
         self.user_ns["_exit_code"] = run_in_shell(self.var_expand(cmd, depth=1))
+
+    def getoutput(self, cmd: str, split: bool = True, depth: int = 0) -> Any:
+        """Run ``x = !cmd``."""
+        output = output_in_shell(self.var_expand(cmd, depth=depth + 1))
+        return SList(output.splitlines()) if split else LSString(output)
 
     def ask_exit(self) -> None:
         raise SystemExit

@@ -3,7 +3,8 @@
 IPython would run ``!cmd`` on a terminal (pexpect), and ``%%bash`` with a thread that copies output.
 Here a program inherits descriptors 1 and 2. So output streams in order, and no thread is left
 behind for a fork to lose. Only when a cell has replaced sys.stdout or sys.stderr (``%%capture``)
-does the program write to pipes, and the cell's thread copies the pipes into the replacement.
+does the program write to pipes, and the cell's thread copies the pipes into the replacement until
+the program ends. The later output of programs in the background goes to descriptors 1 and 2.
 
 Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
 """
@@ -11,6 +12,8 @@ Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
 from __future__ import annotations
 
 import codecs
+import contextlib
+import io
 import os
 import select
 import selectors
@@ -29,12 +32,24 @@ INTERRUPT_SECONDS = 1.0
 # would not wait again after an interrupt, and the program would stay a zombie.
 REAP_SECONDS = 0.5
 _COPY_BYTES = 64 * 1024
+"""The size of a pipe: one reading takes all that an ended program has left there."""
+_POLL_SECONDS = 0.1
+"""How late the end of a program is noticed while programs in the background hold its pipes."""
 
 
 def run_in_shell(command: str) -> int:
     """Run ``!cmd`` and return the exit code, negative for a signal. Raises as ``run`` does."""
     shell = os.environ.get("SHELL") or "/bin/sh"
     return run([shell, "-c", _line_argument(command)], None)
+
+
+def output_in_shell(command: str) -> str:
+    """Run the command of ``x = !cmd`` and return its output, both streams in one. Raises as ``run``
+    does."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        run_in_shell(command)
+    return output.getvalue()
 
 
 def system(command: Any) -> int:
@@ -78,7 +93,7 @@ def run(argv: Sequence[Any], text: bytes | None, *, never_captured: bool = False
             argv,
             stdin=subprocess.DEVNULL if text is None else subprocess.PIPE,
             stdout=output,
-            stderr=output,
+            stderr=subprocess.STDOUT if captured and sys.stderr is sys.stdout else output,
             start_new_session=True,
         )
     except BaseException:
@@ -139,8 +154,11 @@ def _communicate(process: subprocess.Popen[bytes], text: bytes | None) -> None:
                     selectors.EVENT_READ,
                     (name, codecs.getincrementaldecoder("utf-8")("replace")),
                 )
-        while selector.get_map():
-            for key, _ in selector.select():
+        passes_after_end = 2  # one for the last output, one for the end of the streams
+        while selector.get_map() and passes_after_end:
+            has_ended = process.poll() is not None
+            passes_after_end -= has_ended
+            for key, _ in selector.select(0 if has_ended else _POLL_SECONDS):
                 if key.fileobj is process.stdin:
                     try:
                         rest = rest[_write_some(key.fd, rest) :] if rest else rest
@@ -155,6 +173,20 @@ def _communicate(process: subprocess.Popen[bytes], text: bytes | None) -> None:
                 getattr(sys, name).write(decoder.decode(data, final=not data))
                 if not data:
                     selector.unregister(key.fileobj)
+        for key in selector.get_map().values():
+            if key.fileobj is not process.stdin:
+                name, decoder = key.data
+                getattr(sys, name).write(decoder.decode(b"", final=True))
+                _leave_to_cat(key.fd, 1 if name == "stdout" else 2)
+
+
+def _leave_to_cat(pipe: int, number: int) -> None:
+    """Pass on to a descriptor what programs in the background write to the pipe from now on. With
+    no reader they would get SIGPIPE. The shell ends at once, and cat is no child of this process.
+    """
+    # A shell gives /dev/null as descriptor 0 to what runs in the background.
+    line = f"exec 3<&0; cat <&3 3<&- >&{number} &"
+    subprocess.Popen(["/bin/sh", "-c", line], stdin=pipe, start_new_session=True).wait()
 
 
 def _write_some(fd: int, data: memoryview) -> int:
@@ -191,7 +223,7 @@ def _interrupt(process: subprocess.Popen[bytes]) -> None:
 def install_script_magic(shell: Any) -> None:
     """Make ``%%script``, ``%%bash``, ``%%sh``, ``%%perl`` and the like run programs by ``run``.
 
-    With output into variables, or in the background, IPython's own code runs the program.
+    In the background IPython's own code runs the program.
     """
     magics = shell.magics_manager.registry["ScriptMagics"]  # IPython 9 loads the magics here
     original = magics.shebang
@@ -200,16 +232,20 @@ def install_script_magic(shell: Any) -> None:
         from IPython.utils.process import arg_split
 
         args, argv = original.parser.parse_known_args(arg_split(line, posix=True))
-        if args.bg or args.out or args.err or args.proc:
+        if args.bg or args.proc:
             original(line, cell)
             return
+        text = cell if cell.endswith("\n") else cell + "\n"
+        kept = {name: io.StringIO() for name in (args.out, args.err) if name}
+        out, err = kept.get(args.out, sys.stdout), kept.get(args.err, sys.stderr)
         try:
-            code = run(
-                argv, (cell if cell.endswith("\n") else cell + "\n").encode("utf-8", "replace")
-            )
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                code = run(argv, text.encode("utf-8", "replace"))
         except FileNotFoundError:
             print(f"Couldn't find program: {argv[0]!r}")
             return
+        for name, stream in kept.items():
+            shell.user_ns[name] = stream.getvalue()
         if args.raise_error and code != 0:
             raise subprocess.CalledProcessError(code, cell)
 
@@ -220,7 +256,7 @@ def install_script_magic(shell: Any) -> None:
 
 
 def forget_magic_threads(shell: Any) -> None:
-    """Forget, in a branch, the thread that copies output for ``%%script --out``.
+    """Forget, in a branch, the thread that copies output for ``%%script --bg``.
 
     Threads do not survive a fork. IPython makes a new thread when ``event_loop`` is None.
     """

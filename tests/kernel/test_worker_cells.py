@@ -368,6 +368,50 @@ def test_script_cells_stream_and_raise(worker: WorkerProcess) -> None:
     assert worker.run("%%bash\n" + "echo " + "x" * 200_000).stdout == "x" * 200_000 + "\n"
 
 
+@pytest.mark.parametrize(
+    ("cell", "kept"),
+    [
+        ("%%capture kept\n!{}\n", "kept.stdout"),
+        ("%%capture kept\n%%bash\n{}\n", "kept.stdout"),
+        ("kept = !{}\n", "kept.n"),
+        ("%%bash --out kept\n{}\n", "kept"),
+        (
+            "import contextlib, io\n"
+            "with contextlib.redirect_stdout(io.StringIO()) as kept:\n    !{}\n",
+            "kept.getvalue()",
+        ),
+    ],
+)
+def test_captured_cell_ends_with_its_program_and_the_background_goes_on(
+    worker: WorkerProcess, tmp_path: Path, cell: str, kept: str
+) -> None:
+    """The program in the background holds the pipes, and writes after the end of the cell."""
+    os.mkfifo(tmp_path / "go")
+    background = f"sh -c 'cat {tmp_path}/go; echo late; touch {tmp_path}/lived' & echo early"
+    done = worker.run(cell.format(background))
+    assert (done.done["status"], done.stdout) == ("success", "")
+    assert worker.run(f"{kept}.strip()").text == "'early'"
+    (tmp_path / "go").write_text("")
+    wait_until(lambda: worker.output_so_far() == "late\n")
+    wait_until((tmp_path / "lived").exists)
+
+
+def test_names_of_ipython_are_known_as_such_and_lead_to_no_stream(worker: WorkerProcess) -> None:
+    """dill.dump_session leaves out the names of IPython, and saves ``open`` with all that its
+    module holds."""
+    names = worker.run(
+        "all(globals()[name].__module__.startswith('IPython')"
+        " for name in ('exit', 'quit', 'get_ipython'))"
+    )
+    assert names.text == "True"
+    streams = worker.run(
+        "import io, types\n"
+        "[name for name, value in open.__globals__.items() if isinstance(value, types.MethodType)"
+        " and any(isinstance(held, io.IOBase) for held in vars(value.__self__).values())]"
+    )
+    assert streams.text == "[]"
+
+
 def test_capture_takes_programs_too(worker: WorkerProcess) -> None:
     assert worker.run("%%capture caught\n!echo program\nprint('python')").stdout == ""
     assert worker.run("caught.stdout").text == "'program\\npython\\n'"

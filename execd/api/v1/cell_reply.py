@@ -144,10 +144,13 @@ def outcome_fields(cell: CellFacts, *, has_ended: bool) -> dict[str, Any]:
 
 
 def display_fields(rich: Sequence[DisplayMessage]) -> dict[str, Any]:
-    """Return everything displayed up to now."""
+    """Return everything displayed up to now. A cell may have several results
+    (``InteractiveShell.ast_node_interactivity``): the last is the result, and the others are
+    displays."""
+    result = next((item for item in reversed(rich) if item.kind == "result"), None)
     return {
-        "result": next((bundle(item) for item in reversed(rich) if item.kind == "result"), None),
-        "displays": visible_displays(rich),
+        "result": None if result is None else bundle(result),
+        "displays": visible_displays(item for item in rich if item is not result),
         "error": next(
             (CellErrorReply(**item.fields) for item in reversed(rich) if item.kind == "error"), None
         ),
@@ -210,13 +213,13 @@ def visible_displays(rich: Iterable[DisplayMessage]) -> list[Bundle]:
             clears = bool(item.fields["wait"])  # True: at the next display, else at once
             if not clears:
                 found.clear()
-        elif item.kind == "display":
+        elif item.kind in ("display", "result"):
             if clears:
                 found.clear()
                 clears = False
             shown = bundle(item)
             name = shown.display_id
-            if item.fields["update"] and any(known.display_id == name for known in found):
+            if item.fields.get("update") and any(known.display_id == name for known in found):
                 found = [shown if known.display_id == name else known for known in found]
             else:
                 found.append(shown)

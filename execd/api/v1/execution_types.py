@@ -314,7 +314,10 @@ class ExecutionReply(ExecutionSummary, frozen=True, kw_only=True):
     ] = UNSET
     displays: Annotated[
         list[cell_reply.Bundle] | UnsetType,
-        Meta(description="The displays that a notebook would show. Only of cells."),
+        Meta(
+            description="The displays that a notebook would show, and all results but the last. "
+            "Only of cells."
+        ),
     ] = UNSET
     error: Annotated[
         cell_reply.CellErrorReply | UnsetType | None,

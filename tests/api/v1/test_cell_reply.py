@@ -46,6 +46,8 @@ def clear(*, wait: bool) -> DisplayMessage:
         ([display(1), clear(wait=True)], [1]),
         ([display(1), clear(wait=True), display(2), display(3)], [2, 3]),
         ([display(1), clear(wait=True), clear(wait=False)], []),
+        ([result(1), display(2), result(3)], [1, 2, 3]),
+        ([result(1), clear(wait=False), result(2)], [2]),
     ],
 )
 def test_displays_are_those_that_a_notebook_would_show_in_the_end(
@@ -67,17 +69,23 @@ def test_an_update_brings_its_own_metadata() -> None:
     ]
 
 
-def test_the_last_result_and_the_last_error_are_shown() -> None:
+def test_the_last_result_and_error_are_shown_and_earlier_results_are_displays() -> None:
     error = {"name": "E", "value": "v", "traceback": []}
     shown = cell_reply.display_fields(
         [
             result(1),
             DisplayMessage("error", error),
+            display(3),
             result(2),
         ]
     )
     last = {"data": 2, "metadata": {}, "display_id": None}
-    assert msgspec.to_builtins(shown) == {"result": last, "displays": [], "error": error}
+    first, second = ({"data": data, "metadata": {}, "display_id": None} for data in (1, 3))
+    assert msgspec.to_builtins(shown) == {
+        "result": last,
+        "displays": [first, second],
+        "error": error,
+    }
     assert cell_reply.display_fields([]) == {"result": None, "displays": [], "error": None}
 
 
