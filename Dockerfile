@@ -75,6 +75,8 @@ RUN --mount=type=bind,source=image,target=/opt/requirements \
  # A name for uid 1000: without one, whoami, git, ssh and getpass fail.
  && { getent passwd 1000 >/dev/null || echo 'sandbox:x:1000:1000::/app:/bin/sh' >>/etc/passwd; } \
  && { getent group 1000 >/dev/null || echo 'sandbox:x:1000:' >>/etc/group; } \
+ # Login shells set PATH anew: let them find what pip has installed for the user.
+ && echo 'PATH="$HOME/.local/bin:$PATH"' >/etc/profile.d/execd.sh \
  && install -d -o 1000 -g 1000 /app \
  && install -d -o 1000 -g 1000 -m 0700 /var/lib/execd
 # Empty by default: podman warns about an argument without a value.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 import pytest
@@ -47,6 +48,49 @@ def test_temporary_directory_can_be_written(run: Run) -> None:
     assert found["TMPDIR"] in ("/tmp", f"{base}/.tmp")
 
 
+def test_login_bash_finds_the_same_programs(client: httpx.Client, run: Run) -> None:
+    """/etc/profile sets PATH anew. The shell's programs find no trace of the repair."""
+    line = (
+        "command -v python; echo $PATH | grep -c '/[.]local/bin:'; env | grep -E 'LOGIN|BASH_ENV'"
+    )
+    python = run.out("command -v python")
+    for fields in (
+        {"argv": ["bash", "-l", "-c", line]},
+        {"argv": ["/bin/bash", "--login", "-c", line]},
+        {"command": f"bash -lc {shlex.quote(line)}"},
+        {"argv": ["bash", "-il"], "pty": True, "stdin": f"stty -echo\n{line}; exit\n"},
+    ):
+        out = client.post("/v1/executions", json=fields).json()["stdout"]
+        assert f"{python}1\n" in out.replace("\r", ""), out
+        assert "pty" in fields or out == f"{python}1\n"
+    path = client.post(
+        "/v1/executions",
+        json={"argv": ["bash", "-lc", "echo $PATH"], "env": {"PATH": "/bin:/mine"}},
+    ).json()["stdout"]
+    assert path.startswith("/bin:/mine:")
+
+
+def test_programs_of_pip_are_found(run: Run) -> None:
+    tool = "~/.local/bin/execd-probe"
+    line = f"mkdir -p ~/.local/bin && printf '#!/bin/sh\necho found' >{tool} && chmod +x {tool}"
+    assert run(line).exit_code == 0
+    try:
+        for command in "execd-probe", "bash -lc execd-probe":
+            assert run.out(command) == "found\n"
+    finally:
+        run(f"rm {tool}")
+
+
+def test_git_works_in_a_directory_of_another_user(run: Run, folder: str) -> None:
+    """As in a volume whose root belongs to root. git lets tests say that the owner is another."""
+    if run("command -v git").exit_code != 0:
+        pytest.skip("no git in this sandbox")
+    ran = run(
+        f"cd {folder} && export GIT_TEST_ASSUME_DIFFERENT_OWNER=1 && git init -q . && git status"
+    )
+    assert (ran.exit_code, ran.stderr) == (0, ""), ran
+
+
 def test_path_holds_the_usual_directories(run: Run) -> None:
     path = environment(run)["PATH"].split(":")
     assert {"/usr/local/bin", "/usr/bin", "/bin"} <= set(path)
@@ -70,6 +114,7 @@ def test_environment_has_nothing_of_the_daemon_s(run: Run, target: Target) -> No
         "LC_CTYPE",
     }
     known |= {"OMP_NUM_THREADS", "PYTHON_CPU_COUNT"}
+    known |= {"GIT_CONFIG_COUNT", "GIT_CONFIG_KEY_0", "GIT_CONFIG_VALUE_0"}
     strangers = {name for name in found if name not in known and not name.startswith("EXECD_")}
     assert not strangers
     # Of execd's variables only the marker is there, by which execd finds its children; no setting

@@ -29,7 +29,7 @@ from execd.errors import (
     RangeNotSatisfiable,
     ResourceExhausted,
 )
-from execd.model import Command, ExitReason, State
+from execd.model import Command, ExitReason, State, TerminalSize
 from execd.proc.task_meter import is_gvisor
 from tests.engine.conftest import Outcome, finish, running, sh, shell_command
 from tests.patience import patience
@@ -486,6 +486,12 @@ async def test_a_root_daemon_runs_commands_as_another_user(tmp_path: Path) -> No
                 "1234",
             ]
             assert (await sh(engine, "touch file && python -c 'print(1)'")).text == "1"
+            by_name = "echo out >/dev/stdout; echo err >/dev/stderr"
+            outcome = await sh(engine, by_name)
+            assert (outcome.stdout, outcome.stderr) == (b"out\n", b"err\n")
+            assert (await sh(engine, "cat /dev/stdin", stdin=b"in")).text == "in"
+            screen = await sh(engine, f"{by_name}; echo $TERM >$(tty)", terminal=TerminalSize())
+            assert screen.text.split() == ["out", "err", "xterm-256color"]
             assert (await sh(engine, "echo $0; id -u #" + "x" * 200_000)).text.split() == [
                 "/bin/sh",
                 "1234",

@@ -56,6 +56,8 @@ def begin(sandbox: Path, *entrypoint: str, more: str = "") -> subprocess.Popen[s
             "EXECD_INIT": "1",
             "EXECD_DAEMON_PYTHON": str(daemon),
             "EXECD_PYTHON": "/usr/bin/python3",
+            "HOME": "/root",
+            "FROM_CREATE": "a value",
             "FACTS": str(sandbox),
         },
     )
@@ -87,8 +89,10 @@ def test_daemon_gets_the_port_of_opensandbox_and_the_env_file(sandbox: Path) -> 
     )
     assert variables["EXECD_OPENSANDBOX_PORT"] == "44772"
     assert variables["EXECD_ENVS"] == str(sandbox / ".env")
+    assert (variables["EXECD_PASS_ENV"], variables["FROM_CREATE"]) == ("*", "a value")
+    assert variables["PATH"] == os.environ["PATH"]
     assert variables["EXECD_PYTHON"] == "/usr/bin/python3", "a setting: the user's interpreter"
-    assert not {"EXECD", "EXECD_INIT", "EXECD_DAEMON_PYTHON"} & set(variables)
+    assert not {"EXECD", "EXECD_INIT", "EXECD_DAEMON_PYTHON", "HOME"} & set(variables)
 
 
 def test_sigterm_ends_the_entrypoint_and_then_the_daemon(sandbox: Path) -> None:

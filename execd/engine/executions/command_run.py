@@ -18,10 +18,10 @@ import msgspec
 
 from execd.engine.executions import exit_status, pty
 from execd.engine.executions.command import is_argv
-from execd.engine.executions.environment import marker_entry
+from execd.engine.executions.environment import keep_path_at_login, marker_entry
 from execd.engine.executions.execution import KILL_ANSWER_SECONDS
 from execd.engine.executions.state import ExecutionPhase
-from execd.engine.executions.stdio import ProgramIO
+from execd.engine.executions.stdio import ProgramIO, give_to_user
 from execd.errors import ResourceExhausted, Unavailable
 from execd.model import UNKNOWN_USAGE, ExitReason, Result, Usage
 from execd.proc.child import Child, Lost
@@ -160,6 +160,7 @@ class CommandRunner:
             env, marker = await self._context.build_environment(execution.id, command.env)
             if command.terminal is not None:
                 env.setdefault("TERM", pty.TYPE)
+            keep_path_at_login(env, command.program.argv)
             try:
                 io = ProgramIO(command, execution.append, self._context.loop)
             except OSError as error:
@@ -171,6 +172,7 @@ class CommandRunner:
                 direct = self._context.direct_exec.find(command, env)
                 execution.requested()
                 request = spawn_request(command, self._context, io, env, marker, direct)
+                give_to_user(io.descriptors, request.uid, request.gid)
                 # ``launch`` closes the descriptors, whatever happens.
                 descriptors, io.descriptors = io.descriptors, []
                 child = await self._context.warden.launch(

@@ -4,19 +4,36 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import re
 import sys
 from typing import TYPE_CHECKING
 
 from execd.engine.executions import passwd
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from execd.config import Config
 
 USUAL_DIRS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MARKER = "EXECD_EXECUTION_ID"
 PYTHON_NAMES = ("python", "python3")
+OWN_PREFIX = "EXECD_"
+"""Of the daemon's settings, and of the hash of the token. A pattern passes none of these on."""
+GIT = {
+    "GIT_CONFIG_COUNT": "1",
+    "GIT_CONFIG_KEY_0": "safe.directory",
+    "GIT_CONFIG_VALUE_0": "*",
+}
+"""git refuses a repository in the directory of another user, such as the root of a volume. The
+boundary of a sandbox is the pod, not the user."""
+LOGIN_BASH = re.compile(
+    r"\bbash(?:\s+[-+]\w{0,20}o\s+\w+|\s+-[\w-]*)*?"
+    r"\s+(?:-[a-zA-Z]{0,20}l[a-zA-Z]{0,20}|--login)(?=\s|$)"
+)
+LOGIN_CHARACTERS = 4096
+"""A command line is searched up to here."""
+LOGIN_FILE = os.path.join(os.path.dirname(__file__), "login_shell.bash")
 
 
 def find_python(config: Config, search_path: str) -> str:
@@ -60,12 +77,13 @@ class ChildEnvironment:
         python: str,
         temporary_dir: str = "/tmp",
     ) -> None:
-        first = os.path.dirname(python) if is_virtual_environment(python) else bin_dir
+        self._first = os.path.dirname(python) if is_virtual_environment(python) else bin_dir
         passed = {
             name: value
             for name, value in environment.items()
-            if any(fnmatch.fnmatchcase(name, pattern) for pattern in config.pass_env)
+            if any(_is_passed(name, pattern) for pattern in config.pass_env)
         }
+        self._rest = passed.get("PATH", USUAL_DIRS)
         self._fixed = {
             "HOME": config.base_dir,
             "LANG": "C.UTF-8",
@@ -73,10 +91,17 @@ class ChildEnvironment:
                 int(config.run_as.partition(":")[0]) if config.run_as else os.geteuid()
             ),
             **(_cpu_variables(config.pod_cpus) if config.pod_cpus else {}),
+            **GIT,
             **passed,
-            "PATH": f"{first}:{passed.get('PATH', USUAL_DIRS)}",
+            "PATH": self._search_path(passed.get("HOME", config.base_dir)),
             "TMPDIR": temporary_dir,
         }
+
+    def _search_path(self, home: str) -> str:
+        """Return PATH. pip puts programs below the home where the interpreter's own folders are
+        read-only."""
+        programs = f"{home}/.local/bin:" if home.startswith("/") and ":" not in home else ""
+        return f"{self._first}:{programs}{self._rest}"
 
     @property
     def variables(self) -> Mapping[str, str]:
@@ -92,7 +117,26 @@ class ChildEnvironment:
         comes first, where the warden's scan finds it soonest."""
         marker = {MARKER: execution_id}
         env = {**marker, **self._fixed, **requested, **marker}
+        if "HOME" in requested and "PATH" not in requested:
+            env["PATH"] = self._search_path(requested["HOME"])
         return env, marker_entry(execution_id)
+
+
+def keep_path_at_login(env: dict[str, str], argv: Sequence[str]) -> None:
+    """Add what makes a login bash of a command line keep PATH, unless the environment has startup
+    files of its own. /etc/profile sets PATH anew, so ``python`` would be another Python."""
+    if "BASH_ENV" in env or not any("bash" in text for text in argv):
+        return
+    if LOGIN_BASH.search(" ".join(argv)[:LOGIN_CHARACTERS]):
+        env["BASH_ENV"] = LOGIN_FILE  # read by a bash with a command or a script
+        env.setdefault("PROMPT_COMMAND", f". '{LOGIN_FILE}'")  # by a bash at a terminal
+        env["EXECD_LOGIN_PATH"] = env.get("PATH", USUAL_DIRS)
+
+
+def _is_passed(name: str, pattern: str) -> bool:
+    return name == pattern or (
+        fnmatch.fnmatchcase(name, pattern) and not name.startswith(OWN_PREFIX)
+    )
 
 
 def marker_entry(execution_id: str) -> str:

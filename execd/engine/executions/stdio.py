@@ -8,6 +8,7 @@ pumps read from ``start`` on: until the program is known to run, the pipes hold 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from execd.model import STREAMS
 from execd.proc.messages import NULL_DEVICE
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from execd.model import Command, Stream
 
@@ -194,6 +195,16 @@ class ProgramIO:
         """Close the program's ends, when no warden has taken them."""
         while self.descriptors:
             os.close(self.descriptors.pop())
+
+
+def give_to_user(descriptors: Iterable[int], uid: int | None, gid: int | None) -> None:
+    """Give pipes or a terminal to the user of the program, who else may not open /dev/stdout,
+    /dev/stderr and the terminal by name. ``uid`` None: the program's user is the daemon's."""
+    if uid is None:
+        return
+    for fd in descriptors:
+        with contextlib.suppress(OSError):  # without CAP_CHOWN they work by number only
+            os.fchown(fd, uid, -1 if gid is None else gid)
 
 
 def _script_descriptor(text: str) -> int:

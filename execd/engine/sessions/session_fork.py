@@ -94,7 +94,10 @@ async def _prepare(
         while len(workers) < count:
             workers.append(
                 SessionWorker(
-                    session.limits, turns, drain_seconds=context.config.drain_grace_seconds
+                    session.limits,
+                    turns,
+                    drain_seconds=context.config.drain_grace_seconds,
+                    identity=context.identity,
                 )
             )
     except OSError as error:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from execd.engine.executions.environment import MARKER
+from execd.engine.executions.stdio import give_to_user
 from execd.engine.output.pump import Pump
 from execd.engine.sessions import worker_messages
 from execd.engine.sessions.link import Link
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from execd.proc.child import Child, Lost
     from execd.proc.client import WardenClient
     from execd.proc.messages import Exited, Measured
+    from execd.proc.spawn import Identity
 
     Sink = Callable[[Stream, bytes], Awaitable[None] | None]
     Listener = Callable[[worker_messages.Rich | worker_messages.Done, int], bool]
@@ -82,8 +84,11 @@ class SessionWorker:
     The caller sends ``child_ends`` to the forking process, and calls ``adopt``.
     """
 
-    def __init__(self, limits: Limits, turns: LinkTurns, *, drain_seconds: float) -> None:
-        """``drain_seconds`` bounds the reading of output after the end. Raises OSError."""
+    def __init__(
+        self, limits: Limits, turns: LinkTurns, *, drain_seconds: float, identity: Identity
+    ) -> None:
+        """``drain_seconds`` bounds the reading of output after the end. ``identity``: the user of
+        the worker. Raises OSError."""
         self.limits = limits
         self.marker_id = f"session-{secrets.token_hex(8)}"
         """Value of the marker variable in the environment of the worker's processes."""
@@ -128,6 +133,7 @@ class SessionWorker:
                 pump.start()
                 self._poll.register(read_end, select.POLLIN)
                 self.child_ends.append(write_end)
+                give_to_user((write_end,), identity.uid, identity.gid)
                 self._pipes.append(os.fstat(write_end).st_ino)
             wardens, workers = credential_socket.make_pair()
             self._greeting = wardens.detach()

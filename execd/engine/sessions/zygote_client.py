@@ -215,7 +215,10 @@ class Zygote:
         process = await self._wait_for_zygote()
         try:
             worker = SessionWorker(
-                limits, self._turns, drain_seconds=self._context.config.drain_grace_seconds
+                limits,
+                self._turns,
+                drain_seconds=self._context.config.drain_grace_seconds,
+                identity=self._context.identity,
             )
         except OSError as error:
             raise ResourceExhausted(

@@ -9,6 +9,8 @@ import pytest
 
 from execd.engine.executions import passwd
 from execd.engine.executions.environment import (
+    GIT,
+    LOGIN_BASH,
     MARKER,
     USUAL_DIRS,
     ChildEnvironment,
@@ -54,8 +56,9 @@ def test_it_is_built_from_scratch(tmp_path: Path) -> None:
         "HOME": f"{tmp_path}/base",
         "LANG": "C.UTF-8",
         "USER": pwd.getpwuid(os.geteuid()).pw_name,
-        "PATH": f"/state/bin:{USUAL_DIRS}",
+        "PATH": f"/state/bin:{tmp_path}/base/.local/bin:{USUAL_DIRS}",
         "TMPDIR": "/tmp",
+        **GIT,
     }
 
 
@@ -80,7 +83,7 @@ def test_passwd_file_that_never_answers_holds_up_no_start(
 def test_only_what_is_passed_on_by_name_or_glob_comes_through(tmp_path: Path) -> None:
     env = build(tmp_path, pass_env=("AWS_*", "LANG", "HOM", "secret"))
     assert {name: env.get(name) for name in DAEMONS} == {
-        "PATH": f"/state/bin:{USUAL_DIRS}",
+        "PATH": f"/state/bin:{tmp_path}/base/.local/bin:{USUAL_DIRS}",
         "HOME": f"{tmp_path}/base",
         "SECRET": None,
         "EXECD_TOKEN_SHA256": None,
@@ -91,7 +94,23 @@ def test_only_what_is_passed_on_by_name_or_glob_comes_through(tmp_path: Path) ->
 
 
 def test_a_passed_on_path_still_begins_with_the_python_links(tmp_path: Path) -> None:
-    assert build(tmp_path, pass_env=("PATH",))["PATH"] == "/state/bin:/usr/bin:/bin"
+    env = build(tmp_path, pass_env=("PATH", "HOME"))
+    assert env["PATH"] == "/state/bin:/root/.local/bin:/usr/bin:/bin"
+
+
+@pytest.mark.parametrize(("home", "programs"), [("/h", "/h/.local/bin:"), ("h", ""), ("/a:b", "")])
+def test_programs_of_pip_are_those_below_the_home(tmp_path: Path, home: str, programs: str) -> None:
+    assert build(tmp_path, {"HOME": home})["PATH"] == f"/state/bin:{programs}{USUAL_DIRS}"
+
+
+def test_a_pattern_passes_no_setting_of_the_daemon_on_and_a_name_does(tmp_path: Path) -> None:
+    env = build(tmp_path, pass_env=("*",))
+    assert {name: env.get(name) for name in DAEMONS if name != "PATH"} == {
+        **{name: DAEMONS[name] for name in DAEMONS if name != "PATH"},
+        "EXECD_TOKEN_SHA256": None,
+    }
+    env = build(tmp_path, pass_env=("EXECD_TOKEN_SHA256",))
+    assert env["EXECD_TOKEN_SHA256"] == "0" * 64
 
 
 def test_what_a_request_sets_wins_but_for_the_marker(tmp_path: Path) -> None:
@@ -149,7 +168,7 @@ def test_a_virtual_environments_python_is_used_in_its_place(tmp_path: Path) -> N
     venv = make_program(tmp_path / "venv", venv=True)
     assert is_virtual_environment(venv)
     assert not is_virtual_environment(make_program(tmp_path / "plain"))
-    assert build(tmp_path, python=venv)["PATH"] == f"{tmp_path}/venv/bin:{USUAL_DIRS}"
+    assert build(tmp_path, python=venv)["PATH"].startswith(f"{tmp_path}/venv/bin:")
 
 
 async def test_python_and_python3_are_the_interpreter_set(tmp_path: Path) -> None:
@@ -157,6 +176,25 @@ async def test_python_and_python3_are_the_interpreter_set(tmp_path: Path) -> Non
         for name in "python", "python3":
             assert (await sh(engine, f"command -v {name}")).text == f"{tmp_path}/state/bin/{name}"
             assert (await sh(engine, f"{name} -c 'print(1 + 1)'")).text == "2"
+
+
+@pytest.mark.parametrize(
+    ("line", "is_login"),
+    [
+        ("/bin/bash -l -c true", True),
+        ("bash -lc 'python -V'", True),
+        ("cd x; bash -o pipefail -e --login script", True),
+        ("bash -i -l", True),
+        ("bash -euo pipefail -lc true", True),
+        ("bash --noprofile --norc -c 'ls -l'", False),
+        ("bash -c 'ls -l'", False),
+        ("bash script -l", False),
+        ("mybash -l", False),
+        ("bash -" + "l" * 100_000 + "!", False),
+    ],
+)
+def test_login_bash_is_recognized_by_its_options(line: str, is_login: bool) -> None:
+    assert bool(LOGIN_BASH.search(line)) == is_login
 
 
 async def test_a_virtual_environments_packages_are_there(tmp_path: Path) -> None:
