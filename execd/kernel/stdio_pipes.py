@@ -167,8 +167,8 @@ def _move_files(number: int) -> str:
             name, moved = file.name, fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3)
             # Opened again, the object closes its old number. The position belongs to the open file,
             # and the text in the buffers above stays.
-            file.__init__(moved, file.mode)  # type: ignore[misc]
-            file.name = name  # type: ignore[misc]
+            file.__init__(moved, file.mode)
+            file.name = name
             _dup2(moved, number)  # for another object at this number
             if not isinstance(name, int):
                 lost = ""
