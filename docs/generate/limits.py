@@ -90,7 +90,8 @@ PROGRAM = (
         "memory of the tree",
         "{flag memory_bytes}, {field limits.memory_bytes}",
         "{memory_bytes}",
-        "KILL to the tree, {reason memory_limit} (sampled, an upper bound)",
+        "KILL to the tree, {reason memory_limit} (sampled, an upper bound). A run that was over "
+        "the limit and ended before a sample is {reason memory_limit} too, with its own exit code",
     ),
     Limit(
         "memory of the pod",

@@ -19,6 +19,7 @@ from execd.engine.disk.disk_guard import DiskGuard
 from execd.engine.disk.volume import Volume, Volumes
 from execd.engine.executions.command_run import parse_identity
 from execd.engine.executions.context import EngineContext
+from execd.engine.executions.default_shell import DefaultShell
 from execd.engine.executions.direct_exec import DirectExec
 from execd.engine.executions.environment import (
     PYTHON_NAMES,
@@ -266,6 +267,7 @@ def _make_context(
             is_on=config.direct_exec == "on",
         ),
         held_pipes=held_pipes,
+        default_shell=DefaultShell(),
         temporary_dir=temporary_dir,
         ensure_base_dir=files.ensure_base_dir,
         ensure_temporary_dir=files.ensure_temporary_dir,

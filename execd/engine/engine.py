@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import msgspec
 
@@ -52,6 +52,14 @@ class SandboxUsage(NamedTuple):
     """Of all CPUs together, from 0 to 100, since the last look."""
     memory_size_bytes: int
     memory_used_bytes: int
+
+
+class Obstacle(NamedTuple):
+    """What keeps commands from running."""
+
+    cause: Literal["draining", "warden", "shell"]
+    message: str
+    """For callers, with the next step."""
 
 
 class SandboxName(NamedTuple):
@@ -184,7 +192,21 @@ class Engine:
     @property
     def is_ready(self) -> bool:
         """Whether a command sent now would run."""
-        return not self.is_draining and self.warden.up.is_set()
+        return self.obstacle is None
+
+    @property
+    def obstacle(self) -> Obstacle | None:
+        """What keeps a command sent now from running."""
+        if self.is_draining:
+            return Obstacle("draining", "draining; use another sandbox")
+        if not self.warden.up.is_set():
+            return Obstacle("warden", "no warden at the moment; repeat the request")
+        if trouble := self._parts.context.default_shell.trouble:
+            return Obstacle(
+                "shell",
+                f"commands have no shell: {trouble}; repair the file, or use another sandbox",
+            )
+        return None
 
     @property
     def uptime_seconds(self) -> float:

@@ -40,10 +40,17 @@ class ReadyReply(msgspec.Struct, frozen=True, kw_only=True):
     status: Annotated[
         Literal["ok", "unavailable"],
         Meta(
-            description="`unavailable`: the daemon is draining, or restarts its warden. The "
-            "HTTP status is 503 then."
+            description="`unavailable`: no command would run; `cause` says why. The HTTP status "
+            "is 503 then."
         ),
     ]
+    cause: Annotated[
+        Literal["draining", "warden", "shell"] | UnsetType,
+        Meta(
+            description="`draining`: the daemon is about to end. `warden`: the daemon restarts its "
+            "warden. `shell`: `/bin/sh` is missing, or cannot be executed. Absent: commands run."
+        ),
+    ] = UNSET
     sessions_refused: Annotated[
         str | UnsetType,
         Meta(

@@ -67,8 +67,8 @@ async def readyz(request: web.Request) -> web.Response:
     the pod. Open to everyone, so the reply names the cause alone, without words of the interpreter.
     """
     engine = request.app[ENGINE]
-    if not engine.is_ready:
-        return json_reply(ReadyReply(status="unavailable"), 503)
+    if (obstacle := engine.obstacle) is not None:
+        return json_reply(ReadyReply(status="unavailable", cause=obstacle.cause), 503)
     if (refusal := engine.sessions.refusal) is not None:
         return json_reply(ReadyReply(status="ok", sessions_refused=refusal.cause))
     return web.Response(body=OK, content_type="application/json")
@@ -76,12 +76,8 @@ async def readyz(request: web.Request) -> web.Response:
 
 async def health(request: web.Request) -> web.Response:
     engine = request.app[ENGINE]
-    if not engine.is_ready:
-        raise Unavailable(
-            "draining; use another sandbox"
-            if engine.is_draining
-            else "no warden at the moment; repeat the request"
-        )
+    if (obstacle := engine.obstacle) is not None:
+        raise Unavailable(obstacle.message)
     # Whole seconds, as in sandboxd: a Go client reads the number into an int.
     return json_reply(HealthReply(status="ok", uptime_seconds=int(engine.uptime_seconds)))
 

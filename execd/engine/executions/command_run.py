@@ -183,6 +183,8 @@ class CommandRunner:
                 )
             except SpawnError as error:
                 await io.close()
+                if error.step == "exec" and command.user is None:
+                    self._context.default_shell.note_failure(command.program.argv[0], error)
                 if (
                     is_retry
                     or error.step != "cwd"
@@ -213,6 +215,8 @@ class CommandRunner:
                 raise
             else:
                 break
+        if not child.is_direct:
+            self._context.default_shell.note_start(command.program.argv[0])
         self._child, self._io, execution.pid = child, io, child.pid
         self._stands_for_dash = child.is_direct and direct is not None and direct.shell_forks
         execution.started_by = (

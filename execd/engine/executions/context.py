@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from execd.config import Config
+    from execd.engine.executions.default_shell import DefaultShell
     from execd.engine.executions.direct_exec import DirectExec
     from execd.engine.executions.environment import ChildEnvironment
     from execd.engine.metrics.counters import Counters
@@ -43,6 +44,7 @@ class EngineContext(NamedTuple):
     environment: ChildEnvironment
     direct_exec: DirectExec
     held_pipes: HeldPipes
+    default_shell: DefaultShell
     temporary_dir: str
     """TMPDIR of user code: /tmp, or a directory in the base dir."""
     ensure_base_dir: Callable[[], Awaitable[None]]

@@ -4,6 +4,7 @@ Pure."""
 from __future__ import annotations
 
 import math
+import re
 import signal
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,16 @@ if TYPE_CHECKING:
     from execd.model import Command, Result
 
 KIB, MIB = 1 << 10, 1 << 20
+# pkill and pgrep with -f or --full, and the lines of ps through grep (or awk) to kill.
+KILLS_BY_LINE = re.compile(
+    r"\bpkill\b[^;&|\n]*\s(-[a-zA-Z]*f|--full)"
+    r"|\bpgrep\b[^;&|\n]*\s(-[a-zA-Z]*f|--full)[\s\S]*\bkill\b"
+    r"|\bkill\b[\s\S]*\bpgrep\b[^;&|\n]*\s(-[a-zA-Z]*f|--full)"
+    r"|\bps\b[^;&\n]*\|\s*(e?grep|awk)\b[\s\S]*\bkill\b"
+    r"|\bkill\b[\s\S]*\bps\b[^;&\n]*\|\s*(e?grep|awk)\b"
+)
+# The search takes time by the square of the length, on the loop, and user code chooses the line.
+MAX_SEARCHED_LINE = 2048
 FIXED = {
     ExitReason.CANCELED: "a caller asked for the end: kill, DELETE, or the end of the session",
     ExitReason.CLIENT_DISCONNECTED: "the last reader went away before the reply",
@@ -58,7 +69,7 @@ def _event(
     match result.exit_reason:
         case ExitReason.SIGNALED:
             assert result.term_signal is not None
-            return f"{_signal(result.term_signal)} ended the program"
+            return f"{_signal(result.term_signal)} ended the program{_own_kill(command)}"
         case ExitReason.TIMEOUT:
             return f"the run time limit of {seconds(command.timeout_seconds)} was over"
         case ExitReason.NO_OUTPUT_TIMEOUT:
@@ -79,6 +90,19 @@ def _event(
             return ""  # the runner's remark says why
         case reason:
             return FIXED[reason]
+
+
+def _own_kill(command: Command) -> str:
+    """A hint for a program whose command line searches command lines for processes to end: the
+    search finds the program itself. The searched pattern is a part of the line."""
+    line = command.program.script or " ".join(command.program.argv)
+    line = line[:MAX_SEARCHED_LINE]
+    if KILLS_BY_LINE.search(line) is None:
+        return ""
+    return (
+        "; perhaps its own pattern matched this command line too: write the pattern so that it "
+        "does not match itself, as in `pkill -f '[s]erver.py'`"
+    )
 
 
 def _cpu(limit_seconds: int | None, excess: int | None, result: Result) -> str:

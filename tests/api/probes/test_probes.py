@@ -3,12 +3,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
+import pytest
 
 from execd.api.probes.probes import public_variables
+from execd.engine.executions import command
 from tests.api.conftest import JSON, request_bytes, wait_until
 
 if TYPE_CHECKING:
-    import pytest
+    from pathlib import Path
 
     from tests.api.conftest import Wire
 
@@ -25,10 +27,33 @@ async def test_draining_daemon_is_alive_and_not_ready(own_wire: Wire) -> None:
         "/readyz": 503,
         "/v1/health": 503,
     }
+    assert answers["/readyz"].json() == {"status": "unavailable", "cause": "draining"}
     assert answers["/v1/health"].json() == {
         "code": "UNAVAILABLE",
         "message": "draining; use another sandbox",
     }
+
+
+@pytest.mark.parametrize("flaw", ["missing", "not executable", "of another machine"])
+async def test_daemon_whose_shell_cannot_run_is_not_ready_until_the_repair(
+    wire: Wire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flaw: str
+) -> None:
+    shell = tmp_path / "sh"
+    monkeypatch.setattr(command, "SHELL", (str(shell), "-c"))
+    if flaw != "missing":
+        shell.write_bytes(b"\x7fELF of nothing")
+        shell.chmod(0o755 if flaw == "of another machine" else 0o644)
+    assert (await wire.execute("echo $((1))")).json()["exit_reason"] == "spawn_failed"
+    ready = await wire.request("GET", "/readyz")
+    assert (ready.http_status, ready.json()) == (503, {"status": "unavailable", "cause": "shell"})
+    health = await wire.request("GET", "/v1/health")
+    assert health.http_status == 503
+    assert health.json()["message"].startswith("commands have no shell: ")
+    assert (await wire.request("GET", "/")).http_status == 200
+    shell.unlink(missing_ok=True)
+    shell.symlink_to("/bin/sh")
+    assert (await wire.request("GET", "/readyz")).json() == {"status": "ok"}
+    assert (await wire.execute("echo $((1))")).json()["stdout"] == "1\n"
 
 
 async def test_stats_are_the_engines(wire: Wire) -> None:

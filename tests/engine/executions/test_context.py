@@ -39,6 +39,7 @@ def test_a_log_has_the_size_asked_for_or_else_that_of_the_settings(
         environment=unused,
         direct_exec=unused,
         held_pipes=unused,
+        default_shell=unused,
         temporary_dir="",
         ensure_base_dir=unused,
         ensure_temporary_dir=unused,

@@ -141,6 +141,7 @@ async def test_answer_to_a_timeout_is_due_in_time_whatever_the_program_does(
         environment=unused,
         direct_exec=unused,
         held_pipes=unused,
+        default_shell=unused,
         temporary_dir="",
         ensure_base_dir=unused,
         ensure_temporary_dir=unused,

@@ -105,6 +105,35 @@ def test_figures_that_are_known_are_told(
 
 
 @pytest.mark.parametrize(
+    ("line", "is_hinted"),
+    [
+        ("pkill -f server.py; python server.py &", True),
+        ("pkill -9 -f server.py || true", True),
+        ("pkill -KILL --full 'python server'", True),
+        ("cd /app && pkill -uroot -ef x", True),
+        ("kill $(pgrep -f server.py)", True),
+        ("pgrep -af server.py | cut -d' ' -f1 | xargs kill -9", True),
+        ("ps aux | grep server.py | awk '{print $2}' | xargs kill", True),
+        ("for p in $(ps -ef | awk '/server/ {print $2}'); do kill -9 $p; done", True),
+        ("pkill server; tail -f log", False),
+        ("pkill server | grep -f patterns", False),
+        ("ps aux | grep kil; exit 3", False),
+        ("kill -TERM $$", False),
+    ],
+)
+def test_a_program_that_its_own_search_may_have_ended_gets_a_hint(
+    line: str, *, is_hinted: bool
+) -> None:
+    program = Program(argv=("/bin/sh", "-c", line), display=line)
+    told = message(ExitReason.SIGNALED, command=Command(program=program))
+    assert told.startswith("SIGKILL ended the program")
+    assert ("pkill -f '[s]erver.py'" in told) is is_hinted
+    long = Program(argv=("/bin/sh", "-c", ". /proc/self/fd/3"), display=line, script=line)
+    told = message(ExitReason.SIGNALED, command=Command(program=long))
+    assert ("pkill -f '[s]erver.py'" in told) is is_hinted
+
+
+@pytest.mark.parametrize(
     ("excess", "told"),
     [
         (
