@@ -120,7 +120,8 @@ PROGRAM = (
         "address space of a process",
         "{flag address_space_bytes}, {field limits.address_space_bytes}",
         "{address_space_bytes}",
-        "allocations fail with ENOMEM (`MemoryError`)",
+        "allocations fail with ENOMEM (`MemoryError`). Go, Node.js and Java need "
+        "[much more than they use](#the-least-address-space-of-a-runtime)",
     ),
     Limit(
         "open files of a process",

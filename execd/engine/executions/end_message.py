@@ -16,16 +16,8 @@ if TYPE_CHECKING:
     from execd.model import Command, Result
 
 KIB, MIB = 1 << 10, 1 << 20
-# pkill and pgrep with -f or --full, and the lines of ps through grep (or awk) to kill.
-KILLS_BY_LINE = re.compile(
-    r"\bpkill\b[^;&|\n]*\s(-[a-zA-Z]*f|--full)"
-    r"|\bpgrep\b[^;&|\n]*\s(-[a-zA-Z]*f|--full)[\s\S]*\bkill\b"
-    r"|\bkill\b[\s\S]*\bpgrep\b[^;&|\n]*\s(-[a-zA-Z]*f|--full)"
-    r"|\bps\b[^;&\n]*\|\s*(e?grep|awk)\b[\s\S]*\bkill\b"
-    r"|\bkill\b[\s\S]*\bps\b[^;&\n]*\|\s*(e?grep|awk)\b"
-)
-# The search takes time by the square of the length, on the loop, and user code chooses the line.
-MAX_SEARCHED_LINE = 2048
+BETWEEN_COMMANDS = re.compile(r"[;&|\n()`]+")
+FULL = re.compile(r"-[a-zA-Z]*f|--full")
 FIXED = {
     ExitReason.CANCELED: "a caller asked for the end: kill, DELETE, or the end of the session",
     ExitReason.CLIENT_DISCONNECTED: "the last reader went away before the reply",
@@ -95,14 +87,28 @@ def _event(
 def _own_kill(command: Command) -> str:
     """A hint for a program whose command line searches command lines for processes to end: the
     search finds the program itself. The searched pattern is a part of the line."""
-    line = command.program.script or " ".join(command.program.argv)
-    line = line[:MAX_SEARCHED_LINE]
-    if KILLS_BY_LINE.search(line) is None:
+    if not _kills_by_line(command.program.script or " ".join(command.program.argv)):
         return ""
     return (
         "; perhaps its own pattern matched this command line too: write the pattern so that it "
         "does not match itself, as in `pkill -f '[s]erver.py'`"
     )
+
+
+def _kills_by_line(line: str) -> bool:
+    """Whether a line has pkill -f, or kill beside pgrep -f or ps with grep or awk. In linear time:
+    user code chooses the line."""
+    words: set[str] = set()
+    has_search = False
+    for part in BETWEEN_COMMANDS.split(line):
+        of_command = part.split()
+        words.update(of_command)
+        is_full = any(FULL.fullmatch(word) for word in of_command)
+        if is_full and "pkill" in of_command:
+            return True
+        has_search |= is_full and "pgrep" in of_command
+    has_search |= "ps" in words and not words.isdisjoint(("grep", "egrep", "awk"))
+    return has_search and "kill" in words
 
 
 def _cpu(limit_seconds: int | None, excess: int | None, result: Result) -> str:
