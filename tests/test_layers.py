@@ -193,20 +193,75 @@ def test_the_daemon_loads_nothing_of_the_kernel_but_its_frames() -> None:
     assert loaded == KERNEL_FOR_THE_DAEMON
 
 
-def test_every_module_can_be_imported_alone() -> None:
-    """Import each module in a fresh set of modules, so that no cycle hides behind an earlier
-    import."""
-    program = f"""
-import importlib, sys
-sys.path.insert(0, {str(ROOT)!r})
-import aiohttp.web, msgspec, click, uvloop, asyncio
-for name in {sorted(set(MODULES) - {"execd.__main__"})!r}:
-    for loaded in [loaded for loaded in sys.modules if loaded.split(".")[0] == "execd"]:
-        del sys.modules[loaded]
+IMPORTS = """
+import builtins, importlib, importlib.machinery, sys
+
+executing = []  # the modules whose code runs at present, the innermost last
+circles = []
+plain_import = builtins.__import__
+
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None or name.split(".")[0] != PACKAGE:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            executing.append(name)
+            try:
+                execute(module)
+            finally:
+                executing.pop()
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+def note_import(name, globals=None, locals=None, fromlist=(), level=0):
+    assert not level or name.split(".")[0] != PACKAGE, "no relative imports"
+    for asked in (name, *(f"{name}.{part}" for part in fromlist or ())):
+        if asked in executing:
+            circles.append(f"{executing[-1]} imports {asked}, which is not imported yet")
+    return plain_import(name, globals, locals, fromlist, level)
+
+
+sys.path.insert(0, FOLDER)
+sys.meta_path.insert(0, Finder())
+builtins.__import__ = note_import
+for name in NAMES:
     importlib.import_module(name)
-print("all")
+print("\\n".join(circles) or "none")
 """
-    assert python(program) == "all\n"
+
+
+def circles(folder: Path, names: list[str]) -> str:
+    """Import the modules of a package, each once. Return the imports of modules whose own import
+    is under way: a circle has such an import, whichever of its modules comes first."""
+    facts = {"FOLDER": str(folder), "PACKAGE": names[0].split(".")[0], "NAMES": names}
+    return python("".join(f"{name} = {value!r}\n" for name, value in facts.items()) + IMPORTS)
+
+
+def test_every_module_can_be_imported_alone() -> None:
+    """No import of a module needs an earlier import of another: all can be imported, and no circle
+    makes the order matter."""
+    assert circles(ROOT, sorted(set(MODULES) - {"execd.__main__"})) == "none\n"
+
+
+@pytest.mark.parametrize("names", [["a", "b", "c"], ["c", "b", "a"]])
+def test_circle_is_found_whichever_module_comes_first(tmp_path: Path, names: list[str]) -> None:
+    planted = {
+        "a": "from p.b import thing\nother = 1",
+        "b": "import sys\nthing = 1\nimport p.c",
+        "c": "from p import a",
+    }
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p/__init__.py").touch()
+    for name, text in planted.items():
+        (tmp_path / f"p/{name}.py").write_text(text)
+    found = circles(tmp_path, ["p", *(f"p.{name}" for name in names)])
+    assert found.endswith(", which is not imported yet\n")
 
 
 def test_the_command_line_does_not_pay_for_the_server() -> None:
