@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import gc
+import inspect
 import os
 import signal
 import time
@@ -95,6 +97,38 @@ THIRD_PARTY = {
 
 LEAK_DEADLINE_SECONDS = 20.0
 """An end in a thread or in the kernel may take a moment; a leak stays."""
+
+
+HANG_SECONDS, RENEWAL_SECONDS = 540.0, 30.0
+"""A test that hangs for 510 to 540 s shows the stacks of all threads. Below the timeout, and above
+honest tests: CPython reads the stacks of running threads without a lock, and may crash at that."""
+
+
+class StacksOfAHang:
+    """For hangs in C, which the timeout's signal does not reach.
+
+    pytest's own watchdog (faulthandler_timeout) starts and ends a thread for each test, which takes
+    longer than most tests. This watchdog begins anew with a test each RENEWAL_SECONDS.
+    """
+
+    def __init__(self) -> None:
+        self._stderr = os.dup(2)  # the capture of output replaces the original
+        self._renew_at = 0.0
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self) -> None:
+        now = time.monotonic()
+        if now >= self._renew_at:
+            self._renew_at = now + RENEWAL_SECONDS
+            faulthandler.dump_traceback_later(HANG_SECONDS, file=self._stderr)
+
+    def pytest_unconfigure(self) -> None:
+        faulthandler.cancel_dump_traceback_later()
+        os.close(self._stderr)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(StacksOfAHang())
 
 
 def _descriptors() -> dict[int, str]:
@@ -205,6 +239,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _is_third_party(item.path):
             item.add_marker(pytest.mark.third_party)
+        elif item.get_closest_marker("third_party"):
+            pass  # needs more than the quick run installs
         elif str(item.path.relative_to(TESTS)) in QUICK:
             item.add_marker(pytest.mark.quick)
         differs = item.get_closest_marker("linux_only")
@@ -265,8 +301,20 @@ async def no_new_task() -> AsyncIterator[None]:
     assert not left, f"tasks left running: {left}"
 
 
-@pytest.fixture(autouse=True)
-async def no_task_is_left() -> AsyncIterator[None]:
-    """Each test's loop ends with the tasks from its beginning."""
+@pytest.fixture
+async def guarded_loop() -> AsyncIterator[None]:
+    """The loop of the test ends with the tasks from its beginning."""
     async with no_new_task():
         yield
+
+
+@pytest.fixture(autouse=True)
+def no_task_is_left(request: pytest.FixtureRequest) -> None:
+    """Each test's loop ends with the tasks from its beginning. A test without anything async gets
+    no loop: a loop takes longer than most tests."""
+    fixtures = request.node._fixtureinfo.name2fixturedefs.values()
+    functions = (request.function, *(definitions[-1].func for definitions in fixtures))
+    if any(
+        inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one) for one in functions
+    ):
+        request.getfixturevalue("guarded_loop")

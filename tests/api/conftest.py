@@ -325,8 +325,8 @@ async def one_loop() -> AsyncIterator[None]:
     loop.remove_signal_handler(signal.SIGUSR2)
 
 
-@pytest_asyncio.fixture(loop_scope="session", autouse=True)
-async def no_task_is_left() -> AsyncIterator[None]:
+@pytest_asyncio.fixture(loop_scope="session")
+async def guarded_loop() -> AsyncIterator[None]:
     """The guard of all tests, on the loop of this folder's tests."""
     async with no_new_task():
         yield
