@@ -90,8 +90,10 @@ PROGRAM = (
         "memory of the tree",
         "{flag memory_bytes}, {field limits.memory_bytes}",
         "{memory_bytes}",
-        "KILL to the tree, {reason memory_limit} (sampled, an upper bound). A run that was over "
-        "the limit and ended before a sample is {reason memory_limit} too, with its own exit code",
+        "KILL to the tree, {reason memory_limit} (sampled, an upper bound). A program that is "
+        "over the limit for less than the pause between two samples (10 ms and more) and ends by "
+        "itself is {reason exited}: a judge compares `usage.max_rss_bytes`, the kernel's peak, with "
+        "its limit",
     ),
     Limit(
         "memory of the pod",
