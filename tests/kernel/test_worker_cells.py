@@ -280,6 +280,9 @@ def test_shell_commands_write_to_the_sessions_streams(worker: WorkerProcess) -> 
     assert cell.stdout == "before\nhello world\n3\n"
     assert cell.stderr == "bad\n"
     assert worker.run("lines = !printf 'a\\nb\\n'\nlist(lines)").text == "['a', 'b']"
+    worker.run("option = '-x'\nlines = !$option 2>/dev/null; echo $?")
+    assert worker.run("list(lines)").text == "['127']"
+    assert worker.run("!+x 2>/dev/null; echo $?").stdout == "127\n"
 
 
 def test_a_shell_command_streams(worker: WorkerProcess, tmp_path: Path) -> None:

@@ -187,7 +187,9 @@ class StreamLog:
     def disk_failure(self) -> str | None:
         """Why the disk has fewer bytes of the execution than ``log_bytes`` allows. None: no
         failure."""
-        if self.spool is None or self.spool.size_bytes >= self.end_bytes:
+        memory = self._memory_before(self.end_bytes)
+        is_whole = memory.tail_start == memory.head_end
+        if self.spool is None or is_whole or self.spool.size_bytes >= self.end_bytes:
             return None
         return self.spool.failure
 

@@ -90,7 +90,7 @@ class Program:
 
     async def read_replies(self) -> list[Any]:
         return [
-            [await log.excerpt(limit_bytes) for limit_bytes in (64, 1000, 100_000)]
+            [log.disk_failure, *[await log.excerpt(limit) for limit in (64, 1000, 100_000)]]
             for log in self.output.streams.values()
         ]
 
