@@ -82,6 +82,20 @@ async def test_an_excerpt_of_a_log_whose_file_is_gone_has_what_is_in_memory(
     assert excerpt.truncation.omitted_bytes == len(data) - n_head - n_tail
 
 
+async def test_a_stream_whose_file_was_removed_goes_on_in_memory_alone(
+    state_dir: StateDir,
+) -> None:
+    log = stream_log(state_dir, 100, 1000)
+    data = await fill(log, [pattern(500)])
+    assert log.spool is not None
+    log.spool.remove()
+    assert log.append(b"later") is None
+    data += b"later"
+    assert await log.read(0, 5) == data[:5]
+    assert await log.read(len(data) - 50, len(data)) == data[-50:]
+    assert log.hole(len(data)) == (50, len(data) - 50)
+
+
 async def test_an_excerpt_of_a_stream_that_grows_meanwhile_has_the_newest_bytes(
     state_dir: StateDir,
 ) -> None:
