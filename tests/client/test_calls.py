@@ -21,7 +21,7 @@ from execd_client import (
     watching,
 )
 from execd_client.calls import PROBE, Patience, call
-from execd_client.effects import Cut, Opened, Reply, Request, Send
+from execd_client.effects import Cut, NextEvent, Open, Opened, Reply, Request, Send
 from tests.client.plays import Clock, play, reply
 
 if TYPE_CHECKING:
@@ -83,6 +83,27 @@ def test_a_page_instead_of_a_stream_is_said_at_once() -> None:
         with pytest.raises(ApiError, match="this is not execd: HTTP status 200 text/html"):
             play(plan, clock, lambda _: page)
     assert clock.seconds == 1000
+
+
+def test_parts_of_events_are_asked_of_an_older_execd_once() -> None:
+    clock = Clock()
+    paths: list[str] = []
+    unknown = reply(400, {"code": "INVALID_ARGUMENT", "message": "unknown field parts"})
+    exited = '{"exit_code":0}'
+
+    def answer(effect: Any) -> Any:
+        if isinstance(effect, Open):
+            paths.append(effect.request.path)
+            is_asked = "parts=true" in effect.request.path
+            return unknown if is_asked else Opened(200, {"content-type": executions.SSE}, 1)
+        if isinstance(effect, NextEvent):
+            is_last = len(paths) == 5
+            return ("exited", "2", exited) if is_last else Cut("idle", was_sent=True)
+        return reply() if isinstance(effect, Send) else None
+
+    plan = executions.follow("", {"id": "x"}, Patience(clock=clock), has_started=True, after=1)
+    play(plan, clock, answer)
+    assert ["parts=true" in path for path in paths] == [False, True, False, False, False]
 
 
 def test_a_request_with_an_effect_each_time_is_not_sent_twice() -> None:

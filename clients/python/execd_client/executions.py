@@ -8,7 +8,7 @@ from execd_client import models
 from execd_client.address import segment, with_query
 from execd_client.calls import call, decoded, json_request, opened, understood
 from execd_client.effects import Close, Cut, Emit, NextEvent, Request, Sleep
-from execd_client.errors import Conflict, Gone, NotFound
+from execd_client.errors import Conflict, Gone, InvalidArgument, NotFound
 from execd_client.events import Assembler, Event
 from execd_client.results import decode_json, result_of
 
@@ -88,7 +88,7 @@ def follow(
     """
     events = path_of(str(body["id"])) + "/events"
     assembler = Assembler(after)
-    in_parts = False
+    in_parts, knows_parts = False, True
     while True:
         before = assembler.has_begun, assembler.progress
         if has_started or assembler.has_begun:
@@ -108,10 +108,16 @@ def follow(
                 raise
             yield Emit(assembler.restart(gone.message))
             continue
+        except InvalidArgument:
+            if not in_parts:
+                raise
+            in_parts, knows_parts = False, False  # an older execd
+            continue
         if (yield from _read(stream, assembler, patience)):
             return
         # The connection may have ended within a long event.
-        in_parts = in_parts or before == (assembler.has_begun, assembler.progress)
+        is_stuck = before == (assembler.has_begun, assembler.progress)
+        in_parts = knows_parts and (in_parts or is_stuck)
 
 
 def _read(stream: Opened, assembler: Assembler, patience: Patience) -> Plan[bool]:
