@@ -57,6 +57,8 @@ class Streams:
         user code stay.
         """
         self._pipe_copies = {number: PrivateDescriptor(os.dup(number)) for number in _NAMES}
+        # A stream closes its buffer when it dies, and user code may have wrapped the buffer.
+        self._originals = list(self._own.values())
         for number in _NAMES:
             self._renew(number)
 
@@ -167,7 +169,7 @@ def _move_files(number: int) -> str:
             name, moved = file.name, fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3)
             # Opened again, the object closes its old number. The position belongs to the open file,
             # and the text in the buffers above stays.
-            file.__init__(moved, file.mode)
+            io.FileIO.__init__(file, moved, file.mode)
             file.name = name
             _dup2(moved, number)  # for another object at this number
             if not isinstance(name, int):
