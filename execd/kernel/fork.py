@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 # By the beginning of a file's name.
-OPENMP = re.compile(r"lib(gomp|omp|iomp5)\b")
+GNU_OPENMP = re.compile(r"libgomp\b")
 THREADED = re.compile(r"(lib|_)?(g?omp|iomp|tbb|openblas|mkl|arrow|torch|polars|(cy)?grpc|jvm)")
 OMP_PAUSE_HARD = 2  # omp_pause_resource_t, OpenMP 5.0
 LAST_MOMENTS = 20
@@ -86,10 +86,11 @@ def _is_open(connection: Any) -> bool:
 
 
 def stop_openmp() -> None:
-    """End the threads of OpenMP, which come back when needed: a branch of a process with such
-    threads would wait for them (libgomp has no handler of forks)."""
+    """End the threads of GNU's OpenMP, which come back when needed: a branch of a process with such
+    threads would wait for them. LLVM's and Intel's OpenMP have handlers of forks, and a pause would
+    lose their settings."""
     if _native_threads():
-        for path in _libraries(OPENMP):
+        for path in _libraries(GNU_OPENMP):
             try:
                 library = ctypes.CDLL(path, os.RTLD_NOLOAD | os.RTLD_NOW)
                 library.omp_pause_resource_all(OMP_PAUSE_HARD)
@@ -116,7 +117,7 @@ def describe_native_threads() -> list[str]:
     names.update(os.path.basename(path).split(".")[0] for path in _libraries(THREADED))
     return [
         f"{len(threads)} native thread(s) run in the original only, and a branch that needs them "
-        f"waits for ever; of {', '.join(sorted(filter(None, names))) or 'an unknown library'}"
+        f"may wait for ever; of {', '.join(sorted(filter(None, names))) or 'an unknown library'}"
     ]
 
 

@@ -49,6 +49,7 @@ class Streams:
             io.BufferedReader(io.FileIO(0, "r", closefd=False)), encoding="utf-8"
         )
         self._own: dict[int, io.TextIOWrapper] = {}
+        self._originals: list[io.TextIOWrapper] = []
 
     def start_in_process(self) -> None:
         """Take over the pipes of a new process, a worker or a branch.
@@ -58,7 +59,7 @@ class Streams:
         """
         self._pipe_copies = {number: PrivateDescriptor(os.dup(number)) for number in _NAMES}
         # A stream closes its buffer when it dies, and user code may have wrapped the buffer.
-        self._originals = list(self._own.values())
+        self._originals += self._own.values()
         for number in _NAMES:
             self._renew(number)
 
