@@ -9,7 +9,8 @@ file or the new file, never a part. Of two uploads to a name the last commit win
 Replacing costs more than writing in place: hard links keep the old content, ACLs and extended
 attributes are not carried over, and the directory must be writable, where the file alone might have
 been. A mounted file, as /etc/hosts of a pod is, cannot be replaced. When all bytes are there, they
-are copied into the file (``replace``).
+are copied into the file (``replace``). If the directory takes no temporary file, as in a pod with
+a read-only root, the base dir holds the file's bytes meanwhile.
 
 fsync happens only on request (``--fsync uploads``). Most sandboxes keep files on an emptyDir or in
 memory. Such files die with the pod, and a crash of the node ends the pod too, so fsync would
@@ -42,6 +43,7 @@ import os
 import secrets
 import stat
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 from execd.errors import Conflict, ExecdError, InvalidArgument, NoSpace, PayloadTooLarge
@@ -50,7 +52,7 @@ from execd.files.digest import DigestCheck
 from execd.files.mounts import mount_points
 from execd.files.paths import blame
 from execd.files.read import etag
-from execd.files.resolve import ResolvedPath, TreeChanged
+from execd.files.resolve import ResolvedPath, TreeChanged, reopen
 from execd.files.root import Root, retry_on_change
 from execd.files.syscalls import rename_without_replacing
 from execd.model import NO_PRECONDITION, Precondition
@@ -92,8 +94,10 @@ class AtomicUpload:
         syncs: bool = False,
         attributes: Mapping[str, bytes] | None = None,
         room: Room | None = None,
+        spool: int | None = None,
     ) -> None:
-        """Take over the directory of ``resolved``, which has ``room``; None: without a limit.
+        """Take over the directory of ``resolved``. The temporary file is there or, for a mounted
+        file, in the directory ``spool``, which has ``room``; None: without a limit.
 
         Raises OSError, TreeChanged, PreconditionFailed.
         """
@@ -111,17 +115,22 @@ class AtomicUpload:
         self._name = resolved.names[0]
         self._replaced = resolved.leaf_stat
         self._temporary = TEMPORARY_PREFIX + secrets.token_hex(8).encode()
+        self._spool = -1
         self._directory = os.dup(resolved.directory)
         try:
+            if spool is not None:
+                self._spool = os.dup(spool)
             # The temporary file is private from the start, since the file replaced may be private.
             initial_mode = 0o666 if self._replaced is None and mode is None else 0o600
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._fd = os.open(self._temporary, flags, initial_mode, dir_fd=self._directory)
+            self._fd = os.open(
+                self._temporary, flags, initial_mode, dir_fd=self._temporary_directory
+            )
         except FileNotFoundError:
-            os.close(self._directory)
+            self._close_directories()
             raise TreeChanged from None  # the directory was removed since the walk
         except BaseException:
-            os.close(self._directory)
+            self._close_directories()
             raise
         self.has_attributes = set_attributes(self._fd, attributes or {})
         """Whether the file has the extended attributes. Not every file system has any."""
@@ -194,7 +203,7 @@ class AtomicUpload:
         finally:
             if file >= 0:
                 os.close(file)
-        self._close_directory()
+        self._close_directories()
         return tag
 
     def _put_in_place(self) -> bool:
@@ -216,9 +225,15 @@ class AtomicUpload:
                 self._precondition.check(
                     None if current is None else etag(current), repr(self._path)
                 )
-            return replace(
-                self._directory, self._temporary, self._directory, self._name, self._mode
-            )
+            names = self._temporary_directory, self._temporary, self._directory, self._name
+            if self._spool >= 0:
+                write_into(*names, self._mode)
+                return False
+            return replace(*names, self._mode)
+
+    @property
+    def _temporary_directory(self) -> int:
+        return self._directory if self._spool < 0 else self._spool
 
     def _current_stat(self) -> os.stat_result | None:
         try:
@@ -235,8 +250,8 @@ class AtomicUpload:
         # These calls fail if user code removed the file first, or if the file system is gone or
         # read-only. There is nothing left to do then.
         with contextlib.suppress(OSError):
-            os.unlink(self._temporary, dir_fd=self._directory)
-        self._close_directory()
+            os.unlink(self._temporary, dir_fd=self._temporary_directory)
+        self._close_directories()
         if fd >= 0:
             with contextlib.suppress(OSError):
                 os.close(fd)
@@ -259,10 +274,12 @@ class AtomicUpload:
         if stat.S_IMODE(ours.st_mode) != mode:
             os.fchmod(self._fd, mode)
 
-    def _close_directory(self) -> None:
-        directory, self._directory = self._directory, -1
-        if directory >= 0:
-            os.close(directory)
+    def _close_directories(self) -> None:
+        directories = self._directory, self._spool
+        self._directory = self._spool = -1
+        for directory in directories:
+            if directory >= 0:
+                os.close(directory)
 
 
 def replace(
@@ -377,7 +394,8 @@ def create(
                     None if resolved.leaf_stat is None else etag(resolved.leaf_stat), repr(path)
                 )
             resolved.make_directories()
-            return AtomicUpload(
+            begin = partial(
+                AtomicUpload,
                 resolved,
                 path,
                 max_bytes,
@@ -386,7 +404,17 @@ def create(
                 sha256=sha256,
                 syncs=syncs,
                 attributes=attributes,
-                room=root.room_of(resolved.directory),
             )
+            try:
+                return begin(room=root.room_of(resolved.directory))
+            except OSError as error:
+                if error.errno not in (
+                    errno.EACCES,
+                    errno.EROFS,
+                ) or resolved.names[0] not in mount_points(resolved.directory):
+                    raise
+            os.close(reopen(resolved.leaf, os.O_WRONLY))  # refused before the caller sends bytes
+            with root.resolve("") as base:
+                return begin(spool=base.directory, room=root.room_of(base.directory))
 
     return retry_on_change(attempt, path)

@@ -271,6 +271,38 @@ result["left"] = left()
     assert (base / "../config").read_text() == "old", "the file behind the mount"
 
 
+def test_a_mounted_file_in_a_read_only_directory_is_written_in_place(base: Path) -> None:
+    """As in a pod with a read-only root, and a file of a volume in the directory of a program."""
+    script = """
+def mount(source, target, flags):
+    done = libc.mount(source and source.encode(), target.encode(), None, flags, None)
+    assert done == 0, os.strerror(ctypes.get_errno())
+MS_RDONLY, MS_REMOUNT = 1, 32
+tree = base + "/tree/in"
+mount(tree, tree, MS_BIND)
+mount(None, tree, MS_BIND | MS_REMOUNT | MS_RDONLY)
+result["refused"] = attempt(write.create, "tree/in/x")[0]
+mount(base + "/config", tree + "/x", MS_BIND)
+for view, path in (root, "tree/in/x"), (Root.whole_tree(base), tree + "/x"):
+    for content in b"a longer text", b"short":
+        draft = write.create(view, path)
+        draft.write(content)
+        tag = draft.commit()
+        assert tag == read.describe(view, path).etag
+        assert open(tree + "/x", "rb").read() == content
+draft = write.create(root, "tree/in/x")
+draft.write(b"given up")
+draft.abort()
+result["content"] = open(tree + "/x").read()
+result["left"] = left()
+"""
+    assert in_mounts(base, script) == {
+        "refused": "READ_ONLY",
+        "content": "short",
+        "left": ["config", "tree/config", "tree/in/x", "x"],
+    }
+
+
 def test_a_mounted_file_on_a_full_disk_keeps_its_content(base: Path) -> None:
     script = """
 open(mount_point + "/small", "w").write("old")
