@@ -265,6 +265,20 @@ async def test_the_session_of_a_leader_that_has_ended_still_gets_signals(
     await wait_until_async(lambda: not living(f"sleep {token}"), 20)
 
 
+async def test_the_group_of_a_leader_that_has_ended_still_gets_signals_and_no_job_does(
+    wardens: Wardens, client: WardenClient
+) -> None:
+    own, job = new_token(), new_token()
+    line = f"sleep {own} & bash -c 'set -m; sleep {job} &'; exit 4"  # a dash has no job control
+    program = await wardens.run(client, line)
+    assert await ended(program.child) == Exit(4, None)
+    await wait_until_async(lambda: living(f"sleep {own}") and living(f"sleep {job}"), 20)
+    program.child.signal(signal.SIGHUP, scope="group")
+    await wait_until_async(lambda: not living(f"sleep {own}"), 20)
+    assert living(f"sleep {job}")
+    await end(program.child)
+
+
 @pytest.mark.parametrize("number", [-1, 0, 65, 2**40])
 @pytest.mark.parametrize("scope", ["session", "tree"])
 async def test_a_number_that_is_no_signal_harms_nobody(
