@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from execd_client import Conflict, ExecdError, ResourceExhausted
+from execd_client import ExecdError, ResourceExhausted
 from execd_client.cli.screen import read_output
 from tests.client.cli.conftest import TIMEOUT_SECONDS, ended
 from tests.client.cli.routers import losing_router
@@ -87,7 +87,6 @@ class Refusing:
 
     def __init__(self) -> None:
         self._answers: list[ExecdError | bytes] = [
-            Conflict("the program has ended"),
             ResourceExhausted("too much"),
             b"out",
         ]

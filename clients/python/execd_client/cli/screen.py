@@ -101,14 +101,11 @@ def _shown(handle: Handle, keyboard: _Keyboard) -> int:
 
 
 def read_output(terminal: Terminal) -> bytes:
-    """The next output. execd refuses single keys and sizes, and goes on."""
     while True:
         try:
             return terminal.read()
-        except Conflict:
-            pass  # The program has ended, or reads no keys.
         except ApiError as error:
-            tell(f"{error.message}\r")
+            tell(f"{error.message}\r")  # ends nothing
 
 
 class _Keyboard:

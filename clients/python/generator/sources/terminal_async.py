@@ -143,7 +143,7 @@ class AsyncTerminal:
         try:
             await self._connection.send(message)
         except ConnectionClosedOK:
-            pass  # after the end of the command, which `read` tells
+            pass  # see read
         except ConnectionClosed as closed:
             if self._control.result is None:
                 raise ConnectionLost(f"the terminal's connection broke: {closed}") from None
