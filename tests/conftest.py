@@ -312,8 +312,9 @@ async def guarded_loop() -> AsyncIterator[None]:
 def no_task_is_left(request: pytest.FixtureRequest) -> None:
     """Each test's loop ends with the tasks from its beginning. A test without anything async gets
     no loop: a loop takes longer than most tests."""
-    fixtures = request.node._fixtureinfo.name2fixturedefs.values()
-    functions = (request.function, *(definitions[-1].func for definitions in fixtures))
+    fixtures = [each[-1] for each in request.node._fixtureinfo.name2fixturedefs.values()]
+    own = (fixture.func for fixture in fixtures if fixture.scope == "function")
+    functions = (request.function, *own)
     if any(
         inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one) for one in functions
     ):
