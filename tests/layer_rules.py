@@ -43,8 +43,8 @@ LAYERS = {
     "lean_imports": Layer("", "uvloop"),
     "allocator": Layer(""),
     "proc": Layer("model"),
-    "warden": Layer("proc"),
     "kernel": Layer("", "IPython traitlets"),
+    "warden": Layer("proc kernel"),
     "files": Layer("errors model", "msgspec"),
     "files.archive": Layer("errors model files", "msgspec"),
     "files.watch": Layer("errors files", "msgspec"),
@@ -121,7 +121,9 @@ WARDEN_MAY_IMPORT = _words(
 these modules."""
 
 KERNEL_FOR_THE_DAEMON = {"frames"}
-"""The only module of ``kernel`` that the daemon imports; the rest run in the user's interpreter."""
+KERNEL_FOR_THE_WARDEN = {"process_name"}
+"""The only modules of ``kernel`` that the daemon and the warden import; the rest run in the user's
+interpreter."""
 
 PURE = _words(
     """
@@ -298,7 +300,12 @@ def _of_the_warden_and_the_kernel(imports: Mapping[str, set[str]]) -> Iterator[s
                 not module.startswith("execd.kernel")
                 and module != "execd.engine.sessions.zygote_command"
             )
-            if is_outside and layer == "kernel" and last not in KERNEL_FOR_THE_DAEMON:
+            allowed = (
+                KERNEL_FOR_THE_WARDEN
+                if module.startswith("execd.warden")
+                else KERNEL_FOR_THE_DAEMON
+            )
+            if is_outside and layer == "kernel" and last not in allowed:
                 yield f"{module}: imports {name}, which runs in the user's interpreter only"
     for last in WARDEN_MAY_IMPORT:
         for name in sorted(imports.get(f"execd.proc.{last}", ())):

@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.layer_rules import KERNEL_FOR_THE_DAEMON, LAYERS, WARDEN_MAY_IMPORT, violations
+from tests.layer_rules import (
+    KERNEL_FOR_THE_DAEMON,
+    KERNEL_FOR_THE_WARDEN,
+    LAYERS,
+    WARDEN_MAY_IMPORT,
+    violations,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = {
@@ -160,8 +166,12 @@ def test_the_warden_is_the_standard_library_and_the_parts_that_it_shares() -> No
     }
     assert {".".join(name.split(".")[:2]) for name in of_execd} == {
         "execd",
+        "execd.kernel",
         "execd.proc",
         "execd.warden",
+    }
+    assert {name for name in of_execd if name.startswith("execd.kernel.")} == {
+        f"execd.kernel.{name}" for name in KERNEL_FOR_THE_WARDEN
     }
     assert not modules & {
         "asyncio",

@@ -15,6 +15,7 @@ import httpx
 import psutil
 import pytest
 
+from execd.kernel import process_name
 from tests.conformance.target import start as start_daemon
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def find_warden(daemon: Target) -> int:
     [warden] = [
         child.pid
         for child in psutil.Process(daemon.pid).children()
-        if "execd.warden" in " ".join(child.cmdline())
+        if child.name() == process_name.WARDEN
     ]
     return warden
 

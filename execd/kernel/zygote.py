@@ -28,7 +28,7 @@ import time
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
-from execd.kernel import frames
+from execd.kernel import frames, process_name
 from execd.kernel.double_fork import (
     WorkerEnds,
     find_cheap_fork,
@@ -80,6 +80,7 @@ def main(ipython_folders: str, preload: list[str]) -> None:
     The causes of a failure: "no_ipython"; "broken_ipython"; "crashed" (IPython fails in use);
     "no_resources" (another start may succeed).
     """
+    process_name.take_name(process_name.INTERPRETER)
     channel = FrameChannel(CONTROL_FD, frames.TO_ZYGOTE)
     worker: Worker | None = None
 

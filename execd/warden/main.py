@@ -42,6 +42,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from execd.kernel import process_name
 from execd.proc import process_tree, self_process, spawn
 from execd.proc.channel import Channel, Closed
 from execd.proc.messages import (
@@ -627,6 +628,7 @@ def _close_all(descriptors: list[int]) -> None:
 
 def main() -> None:
     """Run the warden. ``execd_clone`` leaves the socket at descriptor 3 and stderr at 2."""
+    process_name.take_name(process_name.WARDEN)
     # Once, so no spawn pays for the settings.
     spawn.prepare()
     self_process.drop_capabilities()

@@ -33,11 +33,10 @@ LEFT_SECONDS = 40.0
 
 AT_REST = Counter({"warden": 1, "zygote or worker": 2})
 """The processes below a daemon that has nothing to do: one warden, one zygote, and one worker in
-the pool, the default of --session-pool. A worker is a fork of the zygote, with the same command
-line."""
+the pool, the default of --session-pool. A worker is a fork of the zygote, with the same name."""
 
-WARDEN = "execd.warden.main"
-"""A part of the warden's command line."""
+WARDEN, INTERPRETER = "xd0", "xd1"
+"""The names of the warden, and of the zygote with its workers."""
 
 LOOK = """
 import json, os
@@ -141,7 +140,7 @@ def processes_below(target: Target) -> Counter[str]:
     wardens = set()
     for child in daemon.children():
         with contextlib.suppress(psutil.NoSuchProcess):  # or a zombie, which has no command line
-            if WARDEN in " ".join(child.cmdline()):
+            if child.name() == WARDEN:
                 wardens.add(child.pid)
     for process in daemon.children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -181,7 +180,7 @@ def _kind(pid: int, words: list[str] | None, *, is_below_warden: bool) -> str:
     """``words``: the command line; None: a zombie has none."""
     if words is None:
         return f"zombie {pid}"
-    if is_below_warden and any(word.endswith("/execd/kernel") for word in words):
+    if is_below_warden and words[:1] == [INTERPRETER]:
         return "zygote or worker"
     return f"{pid} {' '.join(words)[:200]}"
 

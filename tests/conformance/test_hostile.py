@@ -9,6 +9,7 @@ of this machine is not visible from inside.
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import threading
 import time
@@ -131,6 +132,36 @@ def test_death_of_the_namespace_is_reported_to_everyone_it_hits(
         assert ran.exit_code != 0
         assert_works_again(run)
         assert run.count_alive(marker) == 0
+
+
+@pytest.mark.usefixtures("confined")
+def test_program_that_kills_by_ordinary_names_hits_nothing_of_execd(
+    run: Run, client: httpx.Client, marker: str
+) -> None:
+    """As pkill -9, pkill -9 -f and killall -9 do, with nearly all that users call their own."""
+    words = "python execd jupyter kernel zygote worker session warden sandbox server init main sh"
+    program = f"""
+import os
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        names = open(f"/proc/{{pid}}/comm").read() + open(f"/proc/{{pid}}/cmdline").read()
+    except OSError:
+        continue
+    if int(pid) not in (os.getpid(), os.getppid()) and any(w in names for w in {words.split()}):
+        os.kill(int(pid), 9)
+print("after")
+"""
+    path = f"/v1/sessions/{secrets.token_hex(8)}"
+    execute = f"{path}/execute?create=true"
+    client.post(execute, json={"code": "x = 41"}).raise_for_status()
+    run(f"setsid sleep {marker} > /dev/null 2>&1 &")
+    assert run.python(program).stdout == "after\n"
+    assert run.count_alive(marker) == 1
+    kept = client.post(execute, json={"code": "x"}).json()
+    assert (kept["result"]["data"], kept["state_lost"]) == ({"text/plain": "41"}, False)
+    client.delete(path).raise_for_status()
+    fresh = client.post("/v1/code", json={"code": "6 * 7"}).json()
+    assert fresh["result"]["data"] == {"text/plain": "42"}
 
 
 @pytest.mark.usefixtures("confined")

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from execd.kernel import process_name
 from execd.proc import namespaces, self_process, spawn
 from execd.proc.root_capabilities import CAPABILITY_NAMES, ROOT_CAPABILITIES
 from tests import subreaper
@@ -102,7 +103,7 @@ def test_inside_there_are_only_the_wardens_processes_and_of_the_state_dir_only_t
     )
     lines = found["text"].splitlines()
     assert lines[:3] == ["bin", "python", "/usr/bin/env"]
-    assert "execd.warden.main" in found["text"]
+    assert process_name.WARDEN in found["text"]
     assert int(lines[-1].split()[-1]) <= 6
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from execd.engine.executions import exit_status
 from execd.engine.executions.exit_status import Exit
+from execd.kernel import process_name
 from execd.model import Limits
 from execd.proc import message_codec, namespaces, spawn
 from execd.proc.channel import Channel, Closed
@@ -987,9 +988,7 @@ def test_the_wardens_descriptors_do_not_grow(bare: Channel) -> None:
         )
         exits_of(bare, 1)
     (warden,) = [
-        child
-        for child in psutil.Process().children()
-        if "execd.warden.main" in " ".join(child.cmdline())
+        child for child in psutil.Process().children() if child.name() == process_name.WARDEN
     ]
     wait_until(lambda: warden.num_fds() <= 7)  # a scan has /proc open for a moment
 
