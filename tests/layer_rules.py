@@ -114,7 +114,7 @@ WARDEN_MAY_IMPORT = _words(
     """
     channel credential_socket memory memory_meter message_codec messages packed_messages
     process_caps process_tree program_block root_capabilities self_process spawn task_meter
-    totals_file
+    totals_file tree_mark
     """
 )
 """The modules of ``proc`` that the warden's process loads. Only the standard library stands below

@@ -118,6 +118,7 @@ TO_WORKER: dict[str, dict[str, Callable[[object], bool]]] = {
         "allow_input": _is_bool,
         "store_history": _is_bool,
         "env?": _is_environment,
+        "mark?": _is_natural,
     },
     "input": {"id": _is_natural, "text": _is_str},
     "complete": {"id": _is_natural, "code": _is_str, "cursor": _is_natural},

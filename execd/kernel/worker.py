@@ -70,6 +70,7 @@ class Worker:
         fork.reseed_global_generators()  # all workers of a zygote begin with the same state
         self._path_is_set = False
         self._is_branch = False
+        self._mark = resource.RLIM_INFINITY
         # The first cell in a fork copies most pages that later cells touch. A worker of the pool
         # has time for the copies. A worker awaited by a session would make the copies anyway, in
         # the first cell.
@@ -223,6 +224,7 @@ class Worker:
         if pending:
             found.append(f"{pending} asyncio task(s) go on in the original only")
         fork.stop_openmp()
+        _set_mark(resource.RLIM_INFINITY)  # a branch belongs to no cell of the original
         while descriptors:
             ends = WorkerEnds(*descriptors[:4])
             try:
@@ -236,6 +238,7 @@ class Worker:
             for fd in ends:
                 os.close(fd)
             del descriptors[:4]
+        _set_mark(self._mark)
         for fd in descriptors:
             os.close(fd)
         found += fork.describe_native_threads()
@@ -273,6 +276,8 @@ class Worker:
         """Run a cell and send its end."""
         cell = frame["id"]
         self._front_end.begin_cell(cell, frame["allow_input"])
+        self._mark = frame.get("mark") or resource.RLIM_INFINITY
+        _set_mark(self._mark)
         self._signals.was_interrupted = False
         self._streams.restore()
         self._environment.set_up(frame.get("env", {}))
@@ -313,6 +318,14 @@ class Worker:
             write_error("\n".join(error.traceback))
         self._streams.flush()
         _exit(0 if error is None else 1)
+
+
+def _set_mark(mark: int) -> None:
+    """Mark this process and all that it starts from now on: see ``tree_mark`` of the daemon."""
+    try:
+        resource.setrlimit(resource.RLIMIT_RSS, (mark, resource.RLIM_INFINITY))
+    except (OSError, ValueError):
+        pass  # user code has lowered the hard limit
 
 
 def _set_module_path(env: dict[str, str]) -> None:

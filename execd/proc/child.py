@@ -11,8 +11,10 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from execd.proc.messages import (
+    CellKilled,
     Exited,
     Kill,
+    KillCell,
     Killed,
     LimitReached,
     MarkActive,
@@ -84,6 +86,8 @@ class Child:
         self.killed: asyncio.Future[Killed | Lost] = connection.loop.create_future()
         """Done when a kill, or the end for a limit, has ended the tree or has given up."""
         self._measuring: deque[asyncio.Future[Measured]] = deque()
+        self._killing_cells: dict[int, asyncio.Future[CellKilled | Lost]] = {}
+        """By mark: the cells whose processes are being ended."""
         self._connection: Final = connection
         assert tag > 0, "tag 0 stands for a message without a tag"
         self.tag: Final = tag
@@ -96,13 +100,13 @@ class Child:
         """Tell the warden: the program, idle so far, begins to run user code."""
         self._connection.send(MarkActive(self.tag))
 
-    def signal(self, number: int, *, scope: Scope) -> None:
-        """Signal the processes of ``scope``.
+    def signal(self, number: int, *, scope: Scope, mark: int = 0) -> None:
+        """Signal the processes of ``scope``. For ``mark`` see ``messages.Signal``.
 
         The leader gets nothing after its end. Group, session and tree get the signal as long as a
         process of them lives.
         """
-        self._connection.send(Signal(self.tag, number, scope))
+        self._connection.send(Signal(self.tag, number, scope, mark))
 
     def kill(self, grace_seconds: float, *, unless_ended_before: float = 0.0) -> None:
         """Begin to end the tree, or shorten the grace of an end that has begun.
@@ -110,6 +114,17 @@ class Child:
         For ``unless_ended_before`` see ``messages.Kill``.
         """
         self._connection.send(Kill(self.tag, grace_seconds, unless_ended_before))
+
+    def kill_cell(self, mark: int, grace_seconds: float) -> asyncio.Future[CellKilled | Lost]:
+        """Begin to end the processes of a cell, or shorten the grace: see ``messages.KillCell``.
+
+        The future stays pending if no warden is there: wait for ``exited`` as well.
+        """
+        killing = self._killing_cells.get(mark)
+        if killing is None:
+            killing = self._killing_cells[mark] = self._connection.loop.create_future()
+        self._connection.send(KillCell(self.tag, mark, grace_seconds))
+        return killing
 
     def measure(self, *, anew: bool = False, work_began: float = 0.0) -> asyncio.Future[Measured]:
         """Return a future for the figures of the tree; with ``anew`` also begin a new count.
@@ -143,7 +158,14 @@ class Child:
 
     def receive(
         self,
-        message: Spawned | SpawnFailed | Exited | Measured | StartupDone | Killed | LimitReached,
+        message: Spawned
+        | SpawnFailed
+        | Exited
+        | Measured
+        | StartupDone
+        | Killed
+        | CellKilled
+        | LimitReached,
     ) -> None:
         """Take a message of the warden for this child's tag."""
         assert message.tag == self.tag
@@ -160,6 +182,9 @@ class Child:
                 self._on_startup_done()
             case Killed():
                 resolve(self.killed, message)
+            case CellKilled(_, mark):
+                if mark in self._killing_cells:
+                    resolve(self._killing_cells.pop(mark), message)
             case LimitReached(_, limit, value) if self._on_limit is not None:
                 self._on_limit(limit, value)
 
@@ -168,6 +193,8 @@ class Child:
         resolve(self.started, lost)
         resolve(self.exited, lost)
         resolve(self.killed, lost)
+        for killing in self._killing_cells.values():
+            resolve(killing, lost)
 
 
 def resolve(future: asyncio.Future[T], result: T) -> None:

@@ -31,11 +31,12 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from execd.proc import namespaces, totals_file
+from execd.proc import namespaces, totals_file, tree_mark
 from execd.proc.child import Child, Lost, resolve
 from execd.proc.memory_stand_in import KilledProcess, MemoryStandIn
 from execd.proc.messages import (
     Adopt,
+    CellKilled,
     Configure,
     Exited,
     Fault,
@@ -135,6 +136,8 @@ class WardenClient:
         self._channel: LoopChannel | None = None
         self._children: dict[int, Child] = {}
         self._last_tag = 0
+        self._marks = tree_mark.new_daemon() if tree_mark.is_possible() else None
+        """None: no tree has a mark."""
         self._ping = 0
         self._unconfirmed: list[tuple[int, asyncio.Future[None]]] = []
         self._written: Reports[Written] = Reports()
@@ -190,6 +193,10 @@ class WardenClient:
         self._last_tag += 1
         return self._last_tag
 
+    def mark_of(self, tag: int) -> int:
+        """Return the mark of the program's tree; 0: trees have no marks."""
+        return 0 if self._marks is None else tree_mark.of_tree(self._marks, tag)
+
     async def launch(
         self,
         request: Spawn | Adopt,
@@ -211,6 +218,10 @@ class WardenClient:
             raise WardenLost
         tag = request.tag
         assert tag not in self._children, "each request has a tag of its own"
+        if self._marks is not None and isinstance(request, Spawn):
+            # What runs no user code has no mark: an orphan of the zygote is a worker to be adopted.
+            mark = None if request.is_idle else self.mark_of(tag)
+            request = request._replace(limits=[*request.limits, tree_mark.limit(mark)])
         child = Child(self, tag, on_limit, request.marker, on_startup_done)
         self._children[tag] = child
         try:
@@ -414,9 +425,10 @@ class WardenClient:
                 | Measured()
                 | StartupDone()
                 | Killed()
+                | CellKilled()
                 | LimitReached()
             ):
-                if isinstance(message, Killed):
+                if isinstance(message, Killed | CellKilled):
                     self.killed_processes += message.killed
                 child = self._children.get(message.tag)
                 if child is not None:

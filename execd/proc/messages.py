@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 NULL_DEVICE = -1
 
-Scope = Literal["leader", "group", "session", "tree"]
+Scope = Literal["leader", "group", "session", "tree", "cell"]
 
 
 class ProtocolError(Exception):
@@ -65,6 +65,9 @@ class Adopt(NamedTuple):
     SpawnFailed. See ``adoption``."""
 
     tag: int
+    mark: int
+    """See ``tree_mark``; the worker sets the mark of each cell by itself. A started program has the
+    mark among its limits."""
     marker: str
     """As in Spawn: the entry that the process passes on in the environment of its children."""
     pipes: list[int]
@@ -94,12 +97,16 @@ class Signal(NamedTuple):
 
     Leader and group get the signal at once until the leader has ended. Later the leader gets
     nothing, and the group gets the signal after a scan, as the leader's session and the tree always
-    do.
+    do. With the scope cell the leader gets the signal at once, and after a scan the processes that
+    the cell has begun and that are in the leader's group: as from a terminal, but for what earlier
+    cells have begun.
     """
 
     tag: int
     number: int
     scope: str
+    mark: int = 0
+    """With the scope cell: the cell's mark."""
 
 
 class Kill(NamedTuple):
@@ -110,6 +117,15 @@ class Kill(NamedTuple):
     unless_ended_before: float = 0.0
     """A deadline on the monotonic clock. Nothing is ended if the leader ended before the deadline
     (see Exited): Exited was on its way when the daemon sent Kill."""
+
+
+class KillCell(NamedTuple):
+    """End the processes that a cell has begun: the members with the mark, without the leader. TERM,
+    the grace, KILL; answered by CellKilled. A second request can shorten the grace."""
+
+    tag: int
+    mark: int
+    grace_seconds: float
 
 
 class Measure(NamedTuple):
@@ -253,6 +269,15 @@ class Killed(NamedTuple):
     survivors: list[int]
 
 
+class CellKilled(NamedTuple):
+    """The processes of a cell are ended; as in Killed."""
+
+    tag: int
+    mark: int
+    killed: int
+    survivors: list[int]
+
+
 class LimitReached(NamedTuple):
     """The warden ends a tree that is over a limit; Killed follows.
 
@@ -302,7 +327,9 @@ class Fault(NamedTuple):
     message: str
 
 
-Request = Spawn | Adopt | MarkActive | Signal | Kill | Measure | Configure | ReadWritten | Ping
+Request = (
+    Spawn | Adopt | MarkActive | Signal | Kill | KillCell | Measure | Configure | ReadWritten | Ping
+)
 Reply = (
     Ready
     | Spawned
@@ -311,6 +338,7 @@ Reply = (
     | Measured
     | StartupDone
     | Killed
+    | CellKilled
     | LimitReached
     | MemoryShort
     | Written

@@ -9,13 +9,14 @@ shed, strongest first:
   2. session or process group named after the leader (spawn gives each leader its own; the kernel
      does not reuse the number while a process has it);
   3. parenthood: children of members, to any depth;
-  4. for orphans, children of the warden because the warden is init or subreaper: the marker
-     variable in the environment;
-  5. a pipe of the job's output among the descriptors;
-  6. elimination: if only one job existed when the orphan was born, the orphan belongs to that job.
-     Jobs that run no user code do not count.
+  4. for orphans, children of the warden because the warden is init or subreaper: the mark of the
+     tree (``tree_mark``), which each process inherits;
+  5. the marker variable in the environment;
+  6. a pipe of the job's output among the descriptors;
+  7. elimination: if only one job existed when the orphan was born, the orphan belongs to that job.
+     Jobs that run no user code do not count, and a mark of another tree rules elimination out.
 
-A program that sheds all six within the time between two scans, while further jobs run, belongs to
+A program that sheds all seven within the time between two scans, while further jobs run, belongs to
 no job: it ends with the warden at the latest. The scan ignores processes outside the warden's
 descent; with the warden as init there are none.
 
@@ -31,6 +32,8 @@ import contextlib
 import os
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from execd.proc import tree_mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -294,12 +297,20 @@ class TreeOwner(Protocol):
 
     pid: int
     start: int
+    mark: int
+    """See ``tree_mark``; 0: the tree has none."""
     marker: bytes
     pipes: frozenset[str]
     members: dict[int, int]
     """pid -> start time of every known process of the tree."""
     is_idle: bool
     """The job runs no user code (yet)."""
+
+
+def by_mark(pid: int, jobs: Collection[TreeOwner]) -> TreeOwner | None:
+    """Return the job with the process's mark."""
+    mark = tree_mark.of_process(pid)
+    return next((job for job in jobs if tree_mark.is_of_tree(mark, job.mark)), None)
 
 
 def by_marker(pid: int, jobs: Collection[TreeOwner]) -> TreeOwner | None:
@@ -329,12 +340,15 @@ def _descriptors(folder: str) -> set[str]:
 
 
 def by_elimination(pid: int, jobs: Collection[TreeOwner]) -> TreeOwner | None:
-    """Return the only job that runs user code, if there is exactly one."""
+    """Return the only job that runs user code, if there is exactly one, unless the process has the
+    mark of another tree."""
     active = [job for job in jobs if not job.is_idle]
-    return active[0] if len(active) == 1 else None
+    if len(active) != 1 or (active[0].mark and tree_mark.of_process(pid)):
+        return None
+    return active[0]
 
 
-DIRECT_EVIDENCE = (by_marker, by_pipe)
+DIRECT_EVIDENCE = (by_mark, by_marker, by_pipe)
 EVIDENCE = (*DIRECT_EVIDENCE, by_elimination)
 
 

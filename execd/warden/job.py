@@ -13,6 +13,7 @@ import resource
 import time
 from typing import TYPE_CHECKING
 
+from execd.proc import tree_mark
 from execd.proc.messages import Exited, Measured, Spawn
 from execd.proc.process_tree import ticks_since_boot
 from execd.warden.returning_memory import ReturningMemory
@@ -58,6 +59,9 @@ class Job:
         self.start = start or ticks_since_boot(spawned_at - spawn_seconds) - 1
         self.session = session
         """The session of the leader, and of each member that has not left the session."""
+        self.mark = (
+            tree_mark.of_limits(request.limits) if isinstance(request, Spawn) else request.mark
+        )
         self.marker = os.fsencode(request.marker)
         self.pipes = pipes
         self.members: dict[int, int] = {pid: self.start}
@@ -76,6 +80,8 @@ class Job:
         self._ended_at = 0.0
         """When the leader ended, as the daemon is told: see messages.Exited."""
         self.kill: TreeKill | None = None
+        self.cell_kills: dict[int, TreeKill] = {}
+        """By mark: the cells of a session whose processes are being ended."""
         self.account = account
         self._returning_memory = ReturningMemory()
         # The leader's CPU time when the present count began.
@@ -97,8 +103,9 @@ class Job:
         """By how much ``n_tasks`` grew from the scan before to the last scan."""
         self.has_stopped = False
         """Some member was stopped (SIGSTOP and the like) at the last scan."""
-        self.signals: dict[tuple[int, str], float] = {}
-        """(number, scope) -> when the daemon asked. A signal waits for a scan that begins later.
+        self.signals: dict[tuple[int, str, int], float] = {}
+        """(number, scope, mark) -> when the daemon asked. A signal waits for a scan that begins
+        later.
 
         A signal that the daemon asks for twice before the scan is sent once, like any pending
         signal (signal(7)).
@@ -182,6 +189,29 @@ class Job:
                 found.remove(pid)
                 above += [child.pid for child in children.get(pid, ())]
         return found
+
+    def find_of_cell(self, mark: int, members: Collection[Process]) -> list[Process]:
+        """Return the living members that the cell with ``mark`` has begun, without the leader.
+
+        A process without a mark belongs to the cell if it belongs to the counted work.
+        """
+        living = {
+            process.pid: tree_mark.of_process(process.pid)
+            for process in members
+            if not process.is_dead and process.pid != self.pid
+        }
+        at_work = set() if all(living.values()) else self.find_at_work(members)
+        return [
+            process
+            for process in members
+            if (own := living.get(process.pid)) is not None
+            and (own == mark if own else process.pid in at_work)
+        ]
+
+    @property
+    def kills(self) -> list[TreeKill]:
+        """All kills under way."""
+        return [kill for kill in (self.kill, *self.cell_kills.values()) if kill is not None]
 
     def measure(self, leader: Process | None) -> Measured:
         """Return the figures of the present count.

@@ -47,10 +47,12 @@ from execd.proc import process_tree, self_process, spawn
 from execd.proc.channel import Channel, Closed
 from execd.proc.messages import (
     Adopt,
+    CellKilled,
     Configure,
     Exited,
     Fault,
     Kill,
+    KillCell,
     Killed,
     MarkActive,
     Measure,
@@ -289,13 +291,13 @@ class Warden:
             case MarkActive(tag):
                 if tag in self._jobs:
                     self._supervisor.mark_active(self._jobs[tag])
-            case Signal(tag, number, scope):
+            case Signal(tag, number, scope, mark):
                 job = self._jobs.get(tag)
                 if job is None or number not in signal.valid_signals():
                     return
                 if scope != "leader" and (scope != "group" or job.reaped_at is not None):
-                    self._supervisor.signal_members(job, number, scope)
-                elif job.reaped_at is None:
+                    self._supervisor.signal_members(job, number, scope, mark)
+                if scope in ("leader", "group", "cell") and job.reaped_at is None:
                     send_signal(-job.pid if scope == "group" else job.pid, number)
             case Kill(tag, grace_seconds, unless_ended_before):
                 job = self._jobs.get(tag)
@@ -305,6 +307,11 @@ class Warden:
                     if self._adoptions.cancel(tag):
                         self._supervisor.forget_unattributed()
                     self._channel.send(Killed(tag, 0, []))
+            case KillCell(tag, mark, grace_seconds):
+                if tag in self._jobs:
+                    self._supervisor.kill_cell(self._jobs[tag], mark, grace_seconds)
+                else:
+                    self._channel.send(CellKilled(tag, mark, 0, []))
             case Measure():
                 self._send_measurement(request)
             case Configure():

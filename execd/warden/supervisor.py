@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from execd.proc import process_caps, process_tree
 from execd.proc.memory import MemoryMonitor
-from execd.proc.messages import Killed, LimitReached
+from execd.proc.messages import CellKilled, Killed, LimitReached
 from execd.warden import tree_signals
 from execd.warden.fork_bombs import SLOW_GROWTH_TASKS, ForkBombs
 from execd.warden.job import send_signal
@@ -136,11 +136,11 @@ class Supervisor:
         self._unattributed.clear()
         self.record_change()
 
-    def signal_members(self, job: Job, number: int, scope: str) -> None:
+    def signal_members(self, job: Job, number: int, scope: str, mark: int = 0) -> None:
         """Send a signal to the members of ``scope`` as soon as a scan has found the members."""
         assert self.jobs.get(job.tag) is job
         self._attend(job)
-        job.signals.setdefault((number, scope), time.monotonic())
+        job.signals.setdefault((number, scope, mark), time.monotonic())
 
     def kill(self, job: Job, grace_seconds: float) -> None:
         """Begin to end the job's tree, or shorten the grace of the kill under way."""
@@ -152,6 +152,17 @@ class Supervisor:
             return
         job.kill = TreeKill(now, grace_seconds, job.pid if job.reaped_at is None else None)
         tree_signals.signal_leader_group(job)
+        self._schedule.record_kill(now)
+
+    def kill_cell(self, job: Job, mark: int, grace_seconds: float) -> None:
+        """Begin to end what a cell of the job has begun, or shorten the grace."""
+        assert self.jobs.get(job.tag) is job
+        now = time.monotonic()
+        self._attend(job)
+        if (kill := job.cell_kills.get(mark)) is not None:
+            kill.shorten_grace(now, grace_seconds)
+            return
+        job.cell_kills[mark] = TreeKill(now, grace_seconds, None)
         self._schedule.record_kill(now)
 
     def _attend(self, job: Job) -> None:
@@ -185,8 +196,9 @@ class Supervisor:
                 self.memory.next_sample,
             )
         for job in self._attended_jobs.values():
-            if job.kill is not None and job.kill.phase is Phase.TERMINATING:
-                due = min(due, job.kill.kill_at)
+            for kill in job.kills:
+                if kill.phase is Phase.TERMINATING:
+                    due = min(due, kill.kill_at)
         return due
 
     def work(self, now: float) -> None:
@@ -194,6 +206,8 @@ class Supervisor:
         for job in self._attended_jobs.values():
             if job.kill is not None and job.kill.advance_clock(now):
                 tree_signals.signal_leader_group(job)
+            for kill in job.cell_kills.values():
+                kill.advance_clock(now)  # the next scan sends the signals
         if self._is_reading_unsafe:
             return
         if self._scan is None and (
@@ -379,9 +393,7 @@ class Supervisor:
         return self.holds_groups and job.tag in self._held_tags
 
     def _is_kill_outrun(self) -> bool:
-        return any(
-            job.kill is not None and job.kill.is_outrun for job in self._attended_jobs.values()
-        )
+        return any(kill.is_outrun for job in self._attended_jobs.values() for kill in job.kills)
 
     def freeze_and_thaw(self) -> None:
         """Stop everything, scan, end the guilty trees, and continue the rest."""
@@ -404,7 +416,10 @@ class Supervisor:
         for job in self.jobs.values():
             if job.kill is not None and job.kill.phase is not Phase.TERMINATING:
                 guilty.update(job.members)
-            elif job.grown_tasks > SLOW_GROWTH_TASKS or not job.members.keys().isdisjoint(
+                continue
+            for kill in job.cell_kills.values():
+                guilty.update(kill.killed & job.members.keys())
+            if job.grown_tasks > SLOW_GROWTH_TASKS or not job.members.keys().isdisjoint(
                 self._bombs.held_back
             ):
                 growing.update(job.members)
@@ -462,10 +477,15 @@ class Supervisor:
                 alive = [process for process in members if not process.is_dead]
                 send = job.kill.record_scan(scan.began, alive, is_clear=is_clear, is_still=is_still)
                 self._advance_kill(job, job.kill, send, alive)
-            if (job.kill is None or not job.kill.is_eager(scan.began)) and not job.signals:
+            for mark, kill in list(job.cell_kills.items()):
+                if kill.asked_at < scan.began:
+                    self._advance_cell_kill(
+                        job, mark, scan.began, members, is_clear=is_clear, is_still=is_still
+                    )
+            if not job.signals and not any(kill.is_eager(scan.began) for kill in job.kills):
                 self._attended_jobs.pop(job.tag, None)
             if (
-                job.kill is None
+                not job.kills
                 and not members
                 and job.reaped_at is not None
                 and job.reaped_at < scan.began
@@ -549,3 +569,25 @@ class Supervisor:
         if not kill.is_reported and (job.kill is None or kill.survivors):
             kill.is_reported = True
             self._channel.send(Killed(job.tag, len(kill.killed), list(kill.survivors)))
+
+    def _advance_cell_kill(
+        self,
+        job: Job,
+        mark: int,
+        scan_began: float,
+        members: list[process_tree.Process],
+        *,
+        is_clear: bool,
+        is_still: bool,
+    ) -> None:
+        kill = job.cell_kills[mark]
+        alive = job.find_of_cell(mark, members)
+        send = kill.record_scan(scan_began, alive, is_clear=is_clear, is_still=is_still)
+        if send is None:
+            del job.cell_kills[mark]
+        else:
+            spared = [member for member in members if member not in alive]
+            tree_signals.send_kill_signals(kill.phase, send, alive, spared)
+        if not kill.is_reported and (send is None or kill.survivors):
+            kill.is_reported = True
+            self._channel.send(CellKilled(job.tag, mark, len(kill.killed), list(kill.survivors)))

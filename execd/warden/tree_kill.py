@@ -65,6 +65,7 @@ class TreeKill:
 
     def __init__(self, now: float, grace_seconds: float, group: int | None) -> None:
         self.phase = Phase.TERMINATING if grace_seconds > 0 else Phase.KILLING
+        self.asked_at = now
         self.kill_at = now + grace_seconds
         self.group = group
         self.terminated: set[int] = set()

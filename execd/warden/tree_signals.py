@@ -15,7 +15,7 @@ from execd.warden.job import send_signal
 from execd.warden.tree_kill import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from execd.proc.process_tree import Process
     from execd.warden.job import Job
@@ -32,33 +32,37 @@ def signal_leader_group(job: Job) -> None:
             job.kill.killed.add(job.pid)
 
 
-def send_waiting_signals(job: Job, scan_began: float, members: Iterable[Process]) -> None:
+def send_waiting_signals(job: Job, scan_began: float, members: Collection[Process]) -> None:
     """Send the signals that the daemon asked for before the scan of ``members`` began."""
-    for (number, scope), asked_at in list(job.signals.items()):
-        if asked_at < scan_began:
-            del job.signals[number, scope]
-            for process in members:
-                if not process.is_dead and _is_in_scope(process, job, scope):
-                    send_signal(process.pid, number)
+    for (number, scope, mark), asked_at in list(job.signals.items()):
+        if asked_at >= scan_began:
+            continue
+        del job.signals[number, scope, mark]
+        match scope:
+            case "cell":
+                reached = [one for one in job.find_of_cell(mark, members) if one.group == job.pid]
+            case "group":
+                reached = [one for one in members if one.group == job.pid]
+            case "session":
+                reached = [one for one in members if one.session == job.session]
+            case _:
+                reached = list(members)
+        for process in reached:
+            if not process.is_dead:
+                send_signal(process.pid, number)
 
 
-def _is_in_scope(process: Process, job: Job, scope: str) -> bool:
-    """Whether a member of the tree is meant."""
-    match scope:
-        case "group":
-            return process.group == job.pid
-        case "session":
-            return process.session == job.session
-    return True
-
-
-def send_kill_signals(phase: Phase, send: Send, alive: Iterable[Process]) -> None:
-    """Send the signals of a kill. ``alive``: the living members in the scan."""
+def send_kill_signals(
+    phase: Phase, send: Send, alive: Iterable[Process], spared: Iterable[Process] = ()
+) -> None:
+    """Send the signals of a kill. ``alive``: the living processes to end, as in the scan.
+    ``spared``: members of the tree that live on."""
     if phase is Phase.KILLING:
         # Whole groups first: Linux signals a group in one step, in which no member forks. A bomb
         # that is signaled pid by pid forks on. A group with a member in the scan is the job's,
         # since no process joins a group of another session.
-        for group in {process.group for process in alive} - {0, 1, os.getpgrp()}:
+        own = {0, 1, os.getpgrp(), *(process.group for process in spared)}
+        for group in {process.group for process in alive} - own:
             send_signal(-group, signal.SIGKILL)
     for pid in send.pids:
         for number in send.numbers:

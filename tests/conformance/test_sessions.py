@@ -484,6 +484,53 @@ def test_cell_ends_when_its_caller_goes_away(client: httpx.Client, session: Sess
     assert session.run("x")["result"]["data"] == {"text/plain": "1"}
 
 
+# The shell ends at SIGINT and leaves its pipeline behind, of which one half ignores SIGINT.
+PIPELINE = (
+    "import subprocess\n"
+    "subprocess.check_output('(trap \"\" INT; while :; do sleep {mark}; done) | cat', shell=True)"
+)
+
+
+@pytest.mark.both_shapes
+@pytest.mark.parametrize("how", ["timeout", "interrupted", "canceled", "cpu_limit", "left"])
+def test_end_of_a_cell_ends_its_processes_and_none_of_an_earlier_cell(
+    client: httpx.Client, make: Callable[..., Session], run: Any, how: str
+) -> None:
+    earlier, own = (str(secrets.randbelow(10**8) + 10**8) for _ in range(2))
+    session = make(limits={"cpu_seconds": 1})
+
+    def n_alive(mark: str) -> int:
+        find = f"grep -lxz '[{mark[0]}]{mark[1:]}' /proc/[0-9]*/cmdline 2>/dev/null | wc -l"
+        return int(run(find).stdout)
+
+    session.run(f"import subprocess\nsubprocess.Popen(['sleep', '{earlier}'])")
+    code = PIPELINE.format(mark=own)
+    if how == "timeout":
+        done = session.run(code, timeout_seconds=1.5)
+    elif how == "left":
+        done = {"survivors": [], "exit_reason": how}
+        path = f"{session.path}/execute"
+        accept = {"Accept": "text/event-stream"}
+        with client.stream("POST", path, json={"code": code}, headers=accept) as answer:
+            events = answer.iter_raw()  # kept: without this name the connection would close here
+            next(events)
+            wait_until(lambda: n_alive(own) > 0, ENOUGH_SECONDS, "the pipeline runs")
+        wait_until(lambda: session.show()["state"] == "IDLE", ENOUGH_SECONDS, "the cell has ended")
+    else:
+        if how == "cpu_limit":
+            code = code.replace("| cat", "| (while :; do :; done)")
+        begun = session.start(code)
+        wait_until(lambda: n_alive(own) > 0, ENOUGH_SECONDS, "the pipeline runs")
+        if how == "interrupted":
+            session.post("interrupt")
+        elif how == "canceled":
+            client.post(f"/v1/executions/{begun}/kill", json={}).raise_for_status()
+        done = session.ended(begun)
+    assert (n_alive(own), n_alive(earlier)) == (0, 1)
+    assert (done["exit_reason"], done["survivors"]) == (how, [])
+    assert session.run("1")["generation"] == 1
+
+
 def test_same_cell_again_is_answered_with_the_same_result(
     client: httpx.Client, session: Session
 ) -> None:

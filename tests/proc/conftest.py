@@ -79,6 +79,7 @@ async def adopt(
 ) -> Child:
     """Adopt a process; ``fields`` as in messages.Adopt."""
     defaults = {"processes": 0, "memory_bytes": 0, "cpu_seconds": 0, "is_idle": False, "pipes": []}
+    defaults["mark"] = 0
     request = Adopt(tag=client.new_tag(), **(defaults | fields))
     return await client.launch(request, [greeting], on_limit)
 

@@ -302,7 +302,7 @@ def test_any_datagram_is_split_or_a_protocol_error(datagram: bytes) -> None:
 def test_requests_and_replies_are_apart() -> None:
     assert not set(get_args(messages.Request)) & set(get_args(messages.Reply))
     assert message_codec.encode(Ping(1)) == b'["Ping",1]'
-    assert message_codec.encode(Signal(1, 15, True)) == b'["Signal",1,15,true]'
+    assert message_codec.encode(Signal(1, 15, True)) == b'["Signal",1,15,true,0]'
 
 
 @pytest.mark.parametrize("number", [-(2**63) - 1, 2**64])

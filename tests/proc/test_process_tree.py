@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execd.proc import process_tree
+from execd.proc import process_tree, tree_mark
 from execd.proc.process_tree import Process, TreeOwner, attribute, descendants, parse_stat
 from tests.patience import patience
 from tests.waiting import wait_until
@@ -29,6 +30,7 @@ class Tree:
     def __init__(self, pid: int, start: int) -> None:
         self.pid = pid
         self.start = start
+        self.mark = 0
         self.marker = b"EXECD_EXECUTION_ID=%d" % pid
         self.pipes = frozenset({f"pipe:[{pid}]"})
         self.members: dict[int, int] = {pid: start}
@@ -272,6 +274,20 @@ def test_elimination_needs_exactly_one_candidate() -> None:
     second.is_idle = True
     assert process_tree.by_elimination(99, [first, second]) is first
     assert process_tree.by_elimination(99, [second]) is None
+
+
+def test_a_mark_says_whose_an_orphan_is_and_rules_elimination_out() -> None:
+    daemon = tree_mark.new_daemon()
+    first, second = Tree(10, 0), Tree(20, 0)
+    first.mark, second.mark = (tree_mark.of_tree(daemon, tag) for tag in (1, 2))
+    with subprocess.Popen(["sleep", "1000"]) as orphan:
+        mark = tree_mark.of_cell(second.mark, 5)
+        resource.prlimit(orphan.pid, resource.RLIMIT_RSS, (mark, resource.RLIM_INFINITY))
+        assert process_tree.by_mark(orphan.pid, [first, second]) is second
+        assert process_tree.by_mark(orphan.pid, [first]) is None
+        assert process_tree.by_elimination(orphan.pid, [first]) is None
+        orphan.kill()
+    assert process_tree.by_mark(orphan.pid, [first, second]) is None
 
 
 # Attribution, a single kind of evidence at a time.

@@ -14,10 +14,11 @@ import pytest
 
 from execd.engine.executions import exit_status
 from execd.engine.executions.exit_status import Exit
+from execd.proc import tree_mark
 from execd.proc.child import Child, Lost
 from execd.proc.client import SpawnError, WardenClient
 from execd.proc.credential_socket import make_pair
-from execd.proc.messages import NULL_DEVICE, Exited
+from execd.proc.messages import NULL_DEVICE, CellKilled, Exited
 from execd.proc.spawn import KEEP_IDENTITY
 from tests.proc.conftest import PATH, Program, Wardens, adopt, living, new_token, spawn
 from tests.waiting import wait_until_async
@@ -330,6 +331,40 @@ async def test_cpu_limit_of_the_adopted_is_told_and_counts_anew(zygote: Zygote) 
     measured = await worker.measure()  # one of before may be told together with the limit
     assert measured.user_seconds + measured.system_seconds >= 1
     assert not worker.exited.done()
+
+
+async def test_a_cells_processes_end_and_those_of_other_cells_and_the_leader_live_on(
+    zygote: Zygote,
+) -> None:
+    tree = tree_mark.of_tree(tree_mark.new_daemon(), 1)
+    first, second = tree_mark.of_cell(tree, 1), tree_mark.of_cell(tree, 2)
+    script = GREET + (
+        "import resource, signal\n"
+        "def begin(mark):\n"
+        "    resource.setrlimit(resource.RLIMIT_RSS, (mark, resource.RLIM_INFINITY))\n"
+        "    if os.fork() == 0:\n"
+        "        signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "        if os.fork() == 0:\n"
+        "            os.setsid()\n"
+        "        print(mark, os.getpid(), flush=True)\n"
+        "        time.sleep(1000)\n"
+        f"begin({first})\nbegin({second})\ntime.sleep(1000)"
+    )
+    worker = await zygote.fork(script, mark=tree)
+    await wait_until_async(lambda: zygote.program.text.count("\n") == 4, 20)
+    for mark in (second, first):  # so the end of the second has left the first alone
+        ended = await asyncio.wait_for(worker.kill_cell(mark, 0.05), 20)
+        assert isinstance(ended, CellKilled)
+        assert (ended.killed, ended.survivors) == (2, [])
+        left = await asyncio.wait_for(worker.kill_cell(mark, 0.0), 20)
+        assert isinstance(left, CellKilled)
+        assert left.killed == 0
+    assert not worker.exited.done()
+    worker.kill(0.0)
+    await exit_of(worker)
+    gone = await asyncio.wait_for(worker.kill_cell(first, 0.0), 20)
+    assert isinstance(gone, CellKilled)
+    assert gone.killed == 0
 
 
 async def test_others_in_the_tree_of_the_adopted_end_at_the_cpu_limit(zygote: Zygote) -> None:

@@ -31,7 +31,7 @@ class Daemon:
         wardens, workers = make_pair()
         self.ends.append(workers)
         self.adoptions.add(
-            Adopt(tag, "", [], 0, 0, 0, is_idle=False), wardens.detach(), ACCOUNT, now
+            Adopt(tag, 0, "", [], 0, 0, 0, is_idle=False), wardens.detach(), ACCOUNT, now
         )
         return workers
 

@@ -32,7 +32,7 @@ def test_a_process_is_over_its_cpu_limit_a_moment_after_the_kernel_should_have_e
 def adopted_job() -> Job:
     """The job of a worker with tag 7 and pid 10."""
     return Job(
-        Adopt(7, "M=1", [], 0, 0, 1, False),
+        Adopt(7, 0, "M=1", [], 0, 0, 1, False),
         10,
         0,
         frozenset(),
@@ -82,7 +82,7 @@ def test_descendants_from_before_the_counted_work_and_their_children_are_no_part
     tick = ticks_since_boot(began)
     leader = Process(10, "R", 1, 10, 10, tick - 500)
     job = Job(
-        Adopt(1, "M=1", [], 0, 0, 1, False),
+        Adopt(1, 0, "M=1", [], 0, 0, 1, False),
         leader.pid,
         leader.start,
         frozenset(),
@@ -127,7 +127,7 @@ def test_the_wardens_own_memory_is_not_told_as_a_programs(
 
 def test_the_kernels_figure_of_a_worker_is_the_workers() -> None:
     account = MemoryMonitor().open_account(1, 0)
-    request = Adopt(1, "M=1", [], 0, 0, 1, False)
+    request = Adopt(1, 0, "M=1", [], 0, 0, 1, False)
     job = Job(request, 10, 5, frozenset(), account, spawned_at=0.0, session=10)
     usage = resource.struct_rusage((0.0, 0.0, 12_000, *[0] * 13))
     assert job.record_exit(9.0, 0, usage, StandInPeak()).max_rss_bytes == 12_000 * 1024

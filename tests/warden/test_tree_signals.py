@@ -6,9 +6,10 @@ import signal
 
 import pytest
 
+from execd.proc import tree_mark
 from execd.proc.memory import Account
 from execd.proc.messages import Spawn
-from execd.proc.process_tree import Process
+from execd.proc.process_tree import Process, ticks_since_boot
 from execd.proc.program_block import pack
 from execd.warden import tree_signals
 from execd.warden.job import Job
@@ -58,7 +59,7 @@ def test_the_group_of_a_reaped_leader_gets_nothing(job: Job, sent: list[tuple[in
 def test_a_session_or_a_whole_tree_is_signaled_and_the_dead_are_not(
     job: Job, sent: list[tuple[int, int]]
 ) -> None:
-    job.signals = {(signal.SIGUSR1, "session"): NOW, (signal.SIGUSR2, "tree"): NOW}
+    job.signals = {(signal.SIGUSR1, "session", 0): NOW, (signal.SIGUSR2, "tree", 0): NOW}
     send_waiting_signals(job, NOW + 1, MEMBERS)
     assert sent == [
         (LEADER, signal.SIGUSR1),
@@ -71,10 +72,56 @@ def test_a_session_or_a_whole_tree_is_signaled_and_the_dead_are_not(
 def test_a_signal_waits_for_a_scan_that_begins_after_the_request(
     job: Job, sent: list[tuple[int, int]]
 ) -> None:
-    job.signals = {(signal.SIGUSR1, "tree"): NOW}
+    job.signals = {(signal.SIGUSR1, "tree", 0): NOW}
     send_waiting_signals(job, NOW - 1, MEMBERS)
     assert sent == []
     assert job.signals
+
+
+def test_a_signal_to_a_cell_reaches_the_cells_processes_in_the_leaders_group(
+    job: Job, sent: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = tree_mark.of_cell(tree_mark.of_tree(tree_mark.MARKED, 1), 2)
+    marks = {LEADER: mark, 21: mark, 22: mark - 1, 23: mark, 24: mark}
+    monkeypatch.setattr(tree_mark, "of_process", marks.__getitem__)
+    members = [
+        Process(LEADER, "S", 1, LEADER, LEADER, start=0),
+        Process(21, "S", LEADER, LEADER, LEADER, start=0),
+        Process(22, "S", LEADER, LEADER, LEADER, start=0),
+        Process(23, "S", LEADER, 23, LEADER, start=0),
+        Process(24, "Z", LEADER, LEADER, LEADER, start=0),
+    ]
+    assert [one.pid for one in job.find_of_cell(mark, members)] == [21, 23]
+    job.signals = {(signal.SIGINT, "cell", mark): NOW}
+    send_waiting_signals(job, NOW + 1, members)
+    assert sent == [(21, signal.SIGINT)]
+
+
+def test_a_process_without_a_mark_is_of_the_cell_if_it_is_of_the_counted_work(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader = Process(LEADER, "S", 1, LEADER, LEADER, start=0)
+    job.restart_counts(leader, NOW)
+    tick = ticks_since_boot(NOW)
+    monkeypatch.setattr(tree_mark, "of_process", lambda pid: 0)
+    older, newer = (
+        Process(pid, "S", LEADER, pid, LEADER, start=tick + after)
+        for pid, after in ((21, -500), (22, 500))
+    )
+    assert job.find_of_cell(tree_mark.MARKED, [leader, older, newer]) == [newer]
+
+
+def test_a_group_with_a_process_that_lives_on_is_not_killed_as_a_group(
+    sent: list[tuple[int, int]],
+) -> None:
+    leader, _, detached = MEMBERS
+    beside = Process(21, "S", LEADER, LEADER, LEADER, start=0)
+    send_kill_signals(Phase.KILLING, Send(KILL, (21, DETACHED)), [beside, detached], [leader])
+    assert sent == [
+        (-DETACHED, signal.SIGKILL),
+        (21, signal.SIGKILL),
+        (DETACHED, signal.SIGKILL),
+    ]
 
 
 def test_groups_are_killed_before_pids_and_never_terminated(sent: list[tuple[int, int]]) -> None:

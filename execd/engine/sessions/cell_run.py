@@ -5,10 +5,17 @@ without knowing more, when the answer is due and neither has come. In the last c
 its turn in the session until the frame or the end does come (``_settle``), so that the next cell
 finds an idle worker, or a fresh one.
 
-The ladder of an end. SIGINT goes to the worker alone, and once more halfway through the grace:
+The ladder of an end. SIGINT goes to the worker, and once more halfway through the grace:
 CPython acts on a signal that arrives just before a system call only after the call, and a second
 signal interrupts the call. (A cell that cleans up for so long is interrupted in its cleaning, as by
 a second Ctrl-C.) After the grace SIGKILL goes to the worker's whole tree, and the generation ends.
+
+A cell that was told to end leaves no process behind, and what earlier cells have begun lives on.
+The warden tells the processes of cells apart by their marks (``tree_mark``). The cell's processes
+in the worker's group get SIGINT with the worker, as from a terminal. Those that live when the cell
+is done get TERM, and KILL after the grace; when a timeout's grace is over before, KILL. The answer
+waits for their end.
+
 A SIGINT that arrives after its cell is over would hit the next cell. Two rules prevent this: the
 session waits until the warden has sent the signal (``Session.interrupt``), and a worker between
 cells ignores the signal.
@@ -26,6 +33,7 @@ code runs in: they can falsify this cell's own result, and nothing else.
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import time
 from typing import TYPE_CHECKING, Any, Literal
@@ -50,7 +58,7 @@ from execd.model import (
     Usage,
 )
 from execd.proc.child import Lost
-from execd.proc.messages import Exited, Measured
+from execd.proc.messages import CellKilled, Exited, Killed, Measured
 
 if TYPE_CHECKING:
     from execd.config import Config
@@ -69,6 +77,9 @@ UNCOUNTED_SECONDS = 0.01
 # How long the warden may take to say what was used; and how long when the answer is due, because
 # the figures are not worth a later answer.
 COUNT_SECONDS, LATE_COUNT_SECONDS = 1.0, 0.03
+# How long the next cell waits for the end of the processes of a cell that was answered before its
+# end. The warden names survivors earlier.
+SETTLE_SECONDS = 3.0
 RICH_KINDS: dict[type[worker_messages.Rich], DisplayKind] = {
     worker_messages.Display: "display",
     worker_messages.CellResult: "result",
@@ -111,6 +122,10 @@ class CellRunner:
         """Done when ``_done`` is, when the worker has ended, or when the answer is due. One future
         instead of three saves one turn of the loop of every small cell."""
         self._ladder: list[asyncio.TimerHandle] = []
+        self._kill_at = math.inf
+        """When the processes of a cell that was told to end get KILL, on the loop's clock."""
+        self._kills: list[asyncio.Future[CellKilled | Lost] | asyncio.Future[Killed | Lost]] = []
+        """The warden's answers about the ends of the cell's processes."""
         self._count_timer: asyncio.TimerHandle | None = None
         self._settling: asyncio.Task[None] | None = None
         self._counting: asyncio.Future[Measured] | None = None
@@ -208,6 +223,7 @@ class CellRunner:
         worker = await session.worker_for_cell()
         self._refuse_other_generation(session.generation)
         self._began = time.monotonic()
+        frame["mark"] = worker.mark_of(frame["id"])
         try:
             worker.send(frame)
         except frames.FrameError:
@@ -249,6 +265,7 @@ class CellRunner:
             await self._woken
             duration_seconds = round(time.monotonic() - self._began, 6)
             execution.deadlines.stop()
+            await self._end_rest(execution)
             counted = await self._take_rest(worker, execution)
             if self._options.is_last and self._done.done() and not worker.is_ending:
                 time_left = max(0.0, execution.deadlines.seconds_to_answer)
@@ -271,6 +288,13 @@ class CellRunner:
         done = self._done.result() if self._done.done() else None
         result = self._decide(execution, worker, self._usage(execution, worker, counted))
         result = msgspec.structs.replace(result, duration_seconds=duration_seconds)
+        ended = [killing.result() for killing in self._kills if killing.done()]
+        if ended:
+            result = msgspec.structs.replace(
+                result,
+                killed=sum(answer.killed for answer in ended if not isinstance(answer, Lost)),
+                survivors=tuple(ended[-1].survivors),
+            )
         is_success = (
             result.exit_reason is ExitReason.EXITED
             and done is not None
@@ -307,6 +331,28 @@ class CellRunner:
             )
         return counted
 
+    async def _end_rest(self, execution: Execution) -> None:
+        """End the processes of a cell that was told to end."""
+        if execution.cause is None:
+            return
+        self._leave_ladder()
+        self._kill_rest(self._kill_at - self._loop.time())
+        await asyncio.wait(
+            (self._kills[-1],),
+            timeout=max(LATE_COUNT_SECONDS, execution.deadlines.seconds_to_answer),
+        )
+
+    def _kill_rest(self, grace_seconds: float) -> None:
+        assert self._worker is not None
+        killing = self._worker.kill_cell(self._number, max(0.0, grace_seconds))
+        if killing not in self._kills:
+            self._kills.append(killing)
+
+    def _leave_ladder(self) -> None:
+        if self._done.done():
+            for step in self._ladder:
+                step.cancel()
+
     def _wake(self, _: object = None) -> None:
         if not self._woken.done():
             self._woken.set_result(None)
@@ -316,8 +362,7 @@ class CellRunner:
             self._counting = self._worker.start_usage_count(self._began)
 
     def _release(self, worker: SessionWorker) -> None:
-        for step in self._ladder:
-            step.cancel()
+        self._leave_ladder()
         self._worker = self._execution = worker.listener = None
         worker.on_limit = lambda _limit, _value: None
         self._session.end(self, self._done.result().execution_count if self._done.done() else None)
@@ -326,6 +371,9 @@ class CellRunner:
         """The answer is given, and the worker still runs the cell. The ladder goes on, so the cell
         ends, or the worker does."""
         await asyncio.wait((self._done, worker.gone), return_when=asyncio.FIRST_COMPLETED)
+        self._leave_ladder()
+        self._kill_rest(0.0)
+        await asyncio.wait((self._kills[-1],), timeout=SETTLE_SECONDS)
         self._release(worker)
         self._session.note_state()  # the answer was given while the session was busy
         self._session.give_turn(self.turn)
@@ -348,6 +396,10 @@ class CellRunner:
         assert self._worker is not None
         assert self._execution is not None
         cause = self._execution.cause
+        self._kill_at = min(self._kill_at, self._loop.time() + grace_seconds)
+        if self._done.done():  # and what the cell has begun is being ended
+            self._kill_rest(grace_seconds)
+            return
         if grace_seconds <= 0 or cause is ExitReason.OUTPUT_LIMIT:
             self._worker.kill()
             return
@@ -355,11 +407,13 @@ class CellRunner:
             # The state of a session is worth more than the quarter of a second that a command gets.
             # The answer does not wait for the end of this grace.
             grace_seconds = max(grace_seconds, self._config.interrupt_grace_seconds)
-        self._session.interrupt(self._worker)
+        cell = (self._worker, self._number)
+        self._session.interrupt(*cell)
         if not self._ladder:
             self._ladder = [
-                self._loop.call_later(grace_seconds / 2, self._session.interrupt, self._worker),
+                self._loop.call_later(grace_seconds / 2, self._session.interrupt, *cell),
                 self._loop.call_later(grace_seconds, self._worker.kill),
+                self._loop.call_at(self._kill_at, self._kill_rest, 0.0),
             ]
 
     # What the worker and the warden report.

@@ -428,9 +428,10 @@ class Session:
         """Note that the running cell waits for input no more."""
         self._apply(SessionEvent.RESUME)
 
-    def interrupt(self, worker: SessionWorker) -> None:
-        """Have the warden send SIGINT. The next turn waits until the signal is sent."""
-        worker.interrupt()
+    def interrupt(self, worker: SessionWorker, cell: int | None = None) -> None:
+        """Have the warden send SIGINT: see ``SessionWorker.interrupt``. The next turn waits until
+        the worker has got the signal."""
+        worker.interrupt(cell)
         self._interrupt_sent = self._context.warden.confirm_sent()
 
     async def request(

@@ -33,7 +33,7 @@ from execd.engine.output.pump import Pump
 from execd.engine.sessions import worker_messages
 from execd.engine.sessions.link import Link
 from execd.model import STREAMS
-from execd.proc import credential_socket
+from execd.proc import credential_socket, tree_mark
 from execd.proc.messages import Adopt
 from execd.proc.rlimits import rlimits
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from execd.model import Limits, Stream
     from execd.proc.child import Child, Lost
     from execd.proc.client import WardenClient
-    from execd.proc.messages import Exited, Measured
+    from execd.proc.messages import CellKilled, Exited, Killed, Measured
     from execd.proc.spawn import Identity
 
     Sink = Callable[[Stream, bytes], Awaitable[None] | None]
@@ -106,6 +106,8 @@ class SessionWorker:
         within GONE_SECONDS."""
         self._drain_seconds = drain_seconds
         self._child: Child | None = None
+        self._mark = 0
+        """Of the worker's tree: see ``tree_mark``."""
         self._following: asyncio.Task[None] | None = None
         self._answer: asyncio.Future[worker_messages.Answer] | None = None
         self._request_id: int | None = None
@@ -185,8 +187,11 @@ class SessionWorker:
         """
         assert self._child is None, "adopted twice"
         try:
+            tag = warden.new_tag()
+            self._mark = warden.mark_of(tag)
             request = Adopt(
-                tag=warden.new_tag(),
+                tag=tag,
+                mark=self._mark,
                 marker=self.marker,
                 pipes=self._pipes,
                 processes=self.limits.processes or 0,
@@ -344,9 +349,28 @@ class SessionWorker:
         if unfinished:
             await asyncio.wait(unfinished, timeout=timeout_seconds)
 
-    def interrupt(self) -> None:
-        """Send SIGINT."""
-        self.signal(signal.SIGINT)
+    def mark_of(self, cell: int) -> int:
+        """Return the mark of a cell by the cell's number; 0: trees have no marks."""
+        return self._mark and tree_mark.of_cell(self._mark, cell)
+
+    def interrupt(self, cell: int | None = None) -> None:
+        """Send SIGINT to the worker; with ``cell``, the number of a cell, also to the processes of
+        the worker's group that the cell has begun."""
+        if cell is None:
+            self.signal(signal.SIGINT)
+        elif self._child is not None:
+            self._child.signal(signal.SIGINT, scope="cell", mark=self.mark_of(cell))
+
+    def kill_cell(
+        self, cell: int, grace_seconds: float
+    ) -> asyncio.Future[CellKilled | Lost] | asyncio.Future[Killed | Lost]:
+        """Begin to end the processes that a cell has begun: TERM, the grace, KILL. Or shorten the
+        grace. Return a future for the warden's answer, or for the end of the whole tree if the
+        worker is ending."""
+        assert self._child is not None, "not adopted yet"
+        if self.is_ending:
+            return self._child.killed
+        return self._child.kill_cell(self.mark_of(cell), grace_seconds)
 
     def signal(self, number: int) -> None:
         """Send a signal to the worker alone, not to its tree."""
