@@ -271,9 +271,12 @@ class WardenClient:
         self._send_ping()
         return future
 
-    def read_written(self) -> asyncio.Future[Written | None]:
-        """Return a future for what each tree has written; None if the warden is lost."""
-        return self._written.request(ReadWritten, self._send_now)
+    def read_written(self, *, is_urgent: bool = False) -> asyncio.Future[Written | None]:
+        """Return a future for what each tree has written; None if the warden is lost.
+        ``is_urgent``: see ``ReadWritten``."""
+        return self._written.request(
+            lambda sequence: ReadWritten(sequence, is_urgent), self._send_now
+        )
 
     def read_totals(self) -> Totals | None:
         """Return the figures of all trees together, as of the latest scan; None while no warden is

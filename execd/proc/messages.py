@@ -162,6 +162,8 @@ class ReadWritten(NamedTuple):
     """Report what each tree has written; answered by Written with the same number."""
 
     sequence: int
+    is_urgent: bool = False
+    """A directory is nearly full: the warden scans soon, to know the newest processes."""
 
 
 class Ping(NamedTuple):
@@ -305,12 +307,12 @@ class Written(NamedTuple):
 
     sequence: int
     tags: list[int]
-    began_ms: list[int]
-    """When the leader began, in milliseconds of the monotonic clock."""
     write_bytes: list[int]
     """Bytes for a disk; 0 where the kernel does not count."""
     wchar_bytes: list[int]
     """Bytes of all calls of write(2), also to pipes and sockets."""
+    cpu_ms: list[int]
+    """CPU time, with that of ended children that their parents waited for."""
 
 
 class Pong(NamedTuple):

@@ -18,6 +18,7 @@ from execd.proc.messages import Exited, Measured, Spawn
 from execd.proc.process_tree import ticks_since_boot
 from execd.warden.returning_memory import ReturningMemory
 from execd.warden.tree_kill import Phase
+from execd.warden.written_bytes import WrittenTotal
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -83,6 +84,7 @@ class Job:
         self.cell_kills: dict[int, TreeKill] = {}
         """By mark: the cells of a session whose processes are being ended."""
         self.account = account
+        self.written = WrittenTotal()
         self._returning_memory = ReturningMemory()
         # The leader's CPU time when the present count began.
         self._cpu_before = self._user_before = self._system_before = 0.0

@@ -171,6 +171,8 @@ class Warden:
             )
         )
         self._quick_starts = self._open_quick_starts(meter, oom_score, former_limits)
+        # Linux adds the written bytes of an ended child to those of the parent; gVisor does not.
+        self._parents_inherit = not meter.is_exact
         self._announce_seconds = ANNOUNCE_SECONDS_IN_GVISOR if meter.is_exact else ANNOUNCE_SECONDS
         self._startup_watch = StartupWatch()
         self._traced_stops = TracedStops()
@@ -320,9 +322,17 @@ class Warden:
                 fault = self._supervisor.memory.configure(request)
                 if fault is not None:
                     self._channel.send(Fault(fault))
-            case ReadWritten(sequence):
-                may_read = self._supervisor.may_read()
-                self._channel.send(read_written(sequence, self._jobs.values(), may_read=may_read))
+            case ReadWritten(sequence, is_urgent):
+                self._channel.send(
+                    read_written(
+                        sequence,
+                        self._jobs.values(),
+                        may_read=self._supervisor.may_read(),
+                        parents_inherit=self._parents_inherit,
+                    )
+                )
+                if is_urgent:
+                    self._supervisor.hasten_scan()
             case Ping(sequence):
                 self._channel.send(Pong(sequence, self._is_quiet))
 

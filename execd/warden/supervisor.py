@@ -115,6 +115,10 @@ class Supervisor:
         self._has_changed = True
         self._schedule.record_change(time.monotonic())
 
+    def hasten_scan(self) -> None:
+        """Scan as soon as the cost of the last scan allows."""
+        self._schedule.record_change(time.monotonic())
+
     def add_job(self, job: Job) -> None:
         self._is_quiet = False
         self._has_changed = True

@@ -140,6 +140,56 @@ def test_crossing_among_10_000_files_is_found_within_15_s(
     timed(ended_at - float(done["stdout"]), 15)
 
 
+def test_30_000_small_files_are_seen_in_time(own_daemon: Callable[..., Target]) -> None:
+    """A walk over so many files takes longer than the program needs for the rest of the room."""
+    limit_mib = 256
+    pod = Pod(own_daemon(EXECD_BASE_DIR_BYTES=str(limit_mib * MIB)))
+    program = (
+        "import os, time\n"
+        "for number in range(30_000):\n"
+        "    if number % 1000 == 0:\n"
+        "        os.mkdir(str(number))\n"
+        "    with open(f'{number // 1000 * 1000}/{number}', 'wb') as file:\n"
+        "        file.write(bytes(12 << 10))\n"
+        "    if number % 50 == 0:\n"
+        "        time.sleep(0.01 if number < 18_000 else 0.06)\n"
+    )
+    done = pod.run(f"cat > program.py << 'END'\n{program}\nEND\npython3 program.py")
+    assert done["exit_reason"] == "disk_limit", done
+    assert limit_mib * 7 // 8 <= pod.used_mib() < limit_mib
+
+
+def test_programs_that_write_nothing_outlive_a_crossing(pod: Pod) -> None:
+    """The file comes faster than the guard looks, so nobody may be left who wrote the file."""
+    sleeper = pod.run("echo begun; sleep 250", detach=True, timeout_seconds=300)["id"]
+    pod.run("mkdir many && cd many && touch $(seq 2000)")
+    for _ in range(3):
+        pod.run(f"head -c {60 * MIB} /dev/zero > many/big")
+        wait_until(lambda: "nearly full" in pod.daemon.log_text(), 30, "the crossing is seen")
+        assert pod.run("sleep 1")["exit_reason"] == "exited"
+        assert pod.run("rm -rf many")["exit_reason"] == "exited"
+        assert pod.run("mkdir many")["exit_reason"] == "exited"
+    assert pod.read(sleeper)["state"] == "RUNNING"
+    assert pod.post(f"/v1/executions/{sleeper}/kill")["exit_reason"] == "canceled"
+
+
+def test_writer_that_no_figure_of_the_kernel_shows_ends_too(pod: Pod) -> None:
+    """fallocate(2) writes nothing. The second decision goes by the CPU time."""
+    sleeper = pod.run("echo begun; sleep 250", detach=True, timeout_seconds=300)["id"]
+    program = (
+        "import os, time\n"
+        "file = os.open('big', os.O_CREAT | os.O_WRONLY)\n"
+        "for mib in range(600):\n"
+        "    os.posix_fallocate(file, mib << 20, 1 << 20)\n"
+        "    until = time.monotonic() + (0.02 if mib < 48 else 0.6)\n"
+        "    while time.monotonic() < until:\n"
+        "        pass\n"
+    )
+    assert_ended(pod.run(python(program), timeout_seconds=60))
+    assert pod.read(sleeper)["state"] == "RUNNING"
+    pod.post(f"/v1/executions/{sleeper}/kill")
+
+
 def test_many_small_writers_in_one_tree_are_guilty_together(pod: Pod) -> None:
     command = (
         "i=0; while [ $i -lt 600 ]; do head -c 1048576 /dev/zero > f$i; "

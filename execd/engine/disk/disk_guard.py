@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
-import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from execd.engine.disk.disk_policy import Candidate
 from execd.model import DiskExcess
@@ -75,60 +73,92 @@ class DiskGuard:
         self._running.set()
 
     async def _watch(self, volume: Volume) -> None:
-        before: Mapping[int, Candidate] = {}
-        while True:
-            await self._running.wait()
-            try:
-                look = await self._in_thread(volume.look)
-                if look.needs_walk:
-                    await self._in_thread(functools.partial(volume.walk, is_urgent=True))
-                if look.needs_walk or volume.is_over:
-                    trees = _by_tag(await self._warden.read_written())
-                    if volume.is_over:
-                        await self._end_writer(volume, trees, before)
-                    before = trees
-                pause_seconds = look.pause_seconds
-            except OSError:  # the directory is gone, or its disk is
-                pause_seconds = TROUBLE_SECONDS
-            except Exception:  # a fault of the guard must not leave the pod without a guard
-                log.exception("the disk guard failed", extra={"path": volume.path})
-                pause_seconds = TROUBLE_SECONDS
-            await asyncio.sleep(pause_seconds)
-            try:
-                await self._rest_when_idle()
-            except Exception:
-                log.exception("the disk guard failed", extra={"path": volume.path})
+        walk: asyncio.Future[None] | None = None
+        tally = _Tally()
+        try:
+            while True:
+                await self._running.wait()
+                try:
+                    look = await self._in_thread(volume.look)
+                    pause_seconds = look.pause_seconds
+                    begins_walk = walk is None and look.needs_walk
+                    if (
+                        begins_walk
+                        or walk is not None
+                        or (look.is_near and tally.used_bytes != volume.used_bytes)
+                        or volume.is_over
+                    ):
+                        tally.used_bytes = volume.used_bytes
+                        tally.add(await self._warden.read_written(is_urgent=look.is_near))
+                    if begins_walk:
+                        tally.begin_walk()
+                        walk = self._in_thread(volume.walk)
+                    if walk is not None:
+                        # The looks go on beside a long walk.
+                        await asyncio.wait((walk,), timeout=pause_seconds)
+                        if walk.done():
+                            ended, walk = walk, None
+                            tally.end_walk()
+                            ended.result()
+                        else:
+                            pause_seconds = 0.0
+                    volume.judge_estimate(tally.since_walk_bytes)
+                    await self._judge(volume, tally, is_near=look.is_near)
+                except OSError:  # the directory is gone, or its disk is
+                    pause_seconds = TROUBLE_SECONDS
+                except Exception:  # a fault of the guard must not leave the pod without a guard
+                    log.exception("the disk guard failed", extra={"path": volume.path})
+                    pause_seconds = TROUBLE_SECONDS
+                await asyncio.sleep(pause_seconds)
+                try:
+                    await self._rest_when_idle()
+                except Exception:
+                    log.exception("the disk guard failed", extra={"path": volume.path})
+        finally:
+            if walk is not None:
+                walk.cancel()
+
+    async def _judge(self, volume: Volume, tally: _Tally, *, is_near: bool) -> None:
+        if volume.is_over and tally.before is not None:
+            await self._end_writer(volume, tally.trees, tally.before)
+        if not volume.is_unsolved:
+            # As long as nobody is known to have filled the directory, the figures count from the
+            # crossing on.
+            is_near = is_near or volume.is_over
+            tally.before = _Snapshot(volume.used_bytes, tally.trees) if is_near else None
 
     async def _rest_when_idle(self) -> None:
-        if self._live() or _by_tag(await self._warden.read_written()):
+        if self._live():
+            return
+        written = await self._warden.read_written()
+        if written is not None and written.tags:
             return
         # The second look at the executions: an execution that became live during the wait has set
         # the event already, and sets the event no more.
         if not self._live():
             self._running.clear()
 
-    async def _in_thread(self, call: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+    def _in_thread(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     async def _end_writer(
-        self, volume: Volume, trees: Mapping[int, Candidate], before: Mapping[int, Candidate]
+        self, volume: Volume, trees: Mapping[int, Candidate], before: _Snapshot
     ) -> None:
-        """End the tree that filled the directory, and wait for its end."""
-        now = time.monotonic()
+        """End the tree that fills the directory, and wait for its end."""
         executions = {
             execution.tree_tag: execution
             for execution in self._live()
             if execution.tree_tag is not None
         }
         # Executions that are ending too: a program may write on until its KILL, a grace later.
-        candidates = [
-            _since(tree, before.get(tree.tag), executions.get(tree.tag)) for tree in trees.values()
-        ]
-        blame = volume.blame(now, candidates)
+        blame = volume.blame(
+            [_since(tree, before.trees.get(tree.tag)) for tree in trees.values()],
+            before.used_bytes,
+        )
         excess = DiskExcess(
             volume.setting,
             volume.path,
-            volume.walked_bytes,
+            volume.found_bytes,
             volume.limit_bytes,
             blame is not None and blame.is_guess,
         )
@@ -152,34 +182,55 @@ class DiskGuard:
         elif blame is not None:  # what an ended execution, or a session between cells, left running
             self._warden.end_tree(blame.tag)
             await asyncio.wait((self._warden.confirm_sent(),), timeout=END_SECONDS)
-        volume.settle()
+        volume.settle(is_solved=blame is not None)
 
 
-def _by_tag(written: Written | None) -> dict[int, Candidate]:
-    if written is None:
-        return {}
-    return {
-        tag: Candidate(tag, began_ms / 1000, write_bytes, wchar_bytes)
-        for tag, began_ms, write_bytes, wchar_bytes in zip(
-            written.tags,
-            written.began_ms,
-            written.write_bytes,
-            written.wchar_bytes,
-            strict=True,
+class _Snapshot(NamedTuple):
+    """The state at the look before a crossing."""
+
+    used_bytes: int
+    """Of the file system."""
+    trees: Mapping[int, Candidate]
+
+
+class _Tally:
+    """What the trees have written, as the guard reads it."""
+
+    def __init__(self) -> None:
+        self.trees: Mapping[int, Candidate] = {}
+        """The totals of the living trees, by tag."""
+        self.used_bytes = -1
+        """Of the file system, when the trees were read: without a change nobody has written."""
+        self.before: _Snapshot | None = None
+        """The figures of a decision count from there; None: the look before was far from one."""
+        self._written = self._at_walk = self._at_walk_under_way = 0
+
+    def add(self, written: Written | None) -> None:
+        trees = (
+            {}
+            if written is None
+            else {figures[0]: Candidate(*figures) for figures in zip(*written[1:], strict=True)}
         )
-    }
+        gained = [_since(tree, self.trees.get(tree.tag)) for tree in trees.values()]
+        self._written += sum(max(each.write_bytes, each.wchar_bytes) for each in gained)
+        self.trees = trees
+
+    def begin_walk(self) -> None:
+        self._at_walk_under_way = self._written
+
+    def end_walk(self) -> None:
+        self._at_walk = self._at_walk_under_way
+
+    @property
+    def since_walk_bytes(self) -> int:
+        """Written by all trees since the beginning of the last walk that has ended."""
+        return self._written - self._at_walk
 
 
-def _since(tree: Candidate, before: Candidate | None, execution: Execution | None) -> Candidate:
-    """The figures of a tree since the walk before. A cell began later than the worker that runs the
-    cell."""
-    began = tree.began
-    if execution is not None and execution.started_at is not None:
-        began = time.monotonic() - (time.time() - execution.started_at)
+def _since(tree: Candidate, before: Candidate | None) -> Candidate:
+    """The figures of a tree since ``before``."""
     if before is None:
-        return tree._replace(began=began)
-    return tree._replace(
-        began=began,
-        write_bytes=max(tree.write_bytes - before.write_bytes, 0),
-        wchar_bytes=max(tree.wchar_bytes - before.wchar_bytes, 0),
+        return tree
+    return Candidate(
+        tree.tag, *(now - then for now, then in zip(tree[1:], before[1:], strict=True))
     )

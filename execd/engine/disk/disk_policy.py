@@ -11,14 +11,24 @@ figures are available, and each figure is inexact:
   file system      Used blocks of statfs(2): one system call. Of the whole node as a rule, with the
                    files of other pods, and with files that are deleted and still open. If the file
                    system is no larger than the limit, the figure replaces the walk.
-  written bytes    What each tree has written since the walk before (/proc/PID/io). ``write_bytes``
-                   counts what goes to a disk; it is 0 in gVisor and for tmpfs. ``wchar`` counts
-                   pipes and sockets too.
+  written bytes    What each tree has written (/proc/PID/io). ``write_bytes`` counts what goes to a
+                   disk; it is 0 in gVisor and for tmpfs. ``wchar`` counts pipes and sockets too.
+                   Neither counts what fallocate(2) takes, nor what a mapping writes in gVisor, nor
+                   there what a child wrote that lived between two reads. CPU time shows that a tree
+                   may have done so.
 
 The estimate is the last walk's figure and the growth of the file system since then, from its lowest
-figure on, because the end of a neighbour's file would hide growth. Half of the room until the next
-decision, filled by the estimate, leads to a walk; only a walk leads to a decision. Falls of the
+figure on, because the end of a neighbour's file would hide growth. A walk beside a fast writer
+counts an unknown part of the bytes that are written meanwhile: the estimate goes on from the figure
+within these bounds that is nearest to the estimate before. Half of the room until the next
+decision, filled by the estimate, leads to a walk, and a walk leads to a decision. Falls of the
 file system's figure may hide growth, so a walk comes also when the sum of all falls could.
+
+A walk over many files takes seconds, and a writer needs less for the rest of the room. So the looks
+go on during a walk, and where a walk takes that long and the estimate has passed half of the room
+above the decision, the estimate decides. Because the file system may be the node's, growth counts
+in this decision up to twice of what the pod's own trees have written since the walk before: a file
+takes more on the disk than its bytes.
 
 A directory that cannot be read counts with the growth of the file system since the last walk that
 read everything, so that nobody hides bytes behind mode 000: an upper bound, unless somebody deletes
@@ -30,6 +40,10 @@ have been taken before the walk's end; the next walk then finds the bytes. So wh
 taken explains growth in two walks: in the first that ends after the taking, and, as far as that
 walk has not found the bytes, in the walk after.
 
+Guilty is who writes when the bound is crossed: the tree that wrote most from the look before the
+crossing on. A tree that has written nothing since then never ends. If no tree is found guilty, the
+bytes from that look on count in the next decision too.
+
 No cascade: a dead tree gives no bytes back. After a decision the next decision comes when half of
 the remaining room is gone, or when the directory is below its threshold again. A directory that is
 over the threshold at the first walk is the fault of no running program.
@@ -37,7 +51,7 @@ over the threshold at the first walk is the fault of no running program.
 
 from __future__ import annotations
 
-import bisect
+import operator
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -49,15 +63,20 @@ RESERVE_SHARE, MAX_RESERVE_BYTES = 8, 1 << 30
 # The assumed fastest growth, which with the room makes the pause between two looks.
 FILL_BYTES_PER_SECOND = 2 << 30
 LOOK_SECONDS = (0.05, 1.0)
-# The pause after a walk is at least the walk's cost times a factor: a small one where the estimate
-# asks for the walk, a large one where growth may only be hidden.
+# The pause after a walk is at least the walk's cost times a factor: 1 where the estimate asks for a
+# decision, a small one where the estimate asks for the walk, a large one where growth may only be
+# hidden.
 URGENT_FACTOR, REGULAR_FACTOR = 4.0, 50.0
 HIDDEN_SECONDS, REGULAR_SECONDS = 8.0, 60.0
 # Growth that is worth a walk or a decision even if the directory is full.
 MIN_STEP_BYTES = 1 << 20
-# A tree explains growth if it has written at least this share of the growth.
-EXPLAINED_SHARE = 4
-MAX_HISTORY = 1024
+# A walk that takes longer than this cannot be waited for when a decision is due.
+PROMPT_WALK_SECONDS = 0.1
+# A decision by the estimate takes growth for the trees' own up to this multiple of their bytes.
+BLOCKS_FACTOR = 2
+# A tree wrote if it wrote at least this share of the growth since the crossing. In gVisor a read
+# meets few of the processes of a tree that starts a process for each file.
+WRITER_SHARE = 64
 
 
 class FileSystem(NamedTuple):
@@ -81,19 +100,20 @@ class NextLook(NamedTuple):
     """The consequence of a look."""
 
     needs_walk: bool
+    is_near: bool
+    """A decision may be near: what the trees have written should be known as of this look."""
     pause_seconds: float
     """The time until the next look."""
 
 
 class Candidate(NamedTuple):
-    """A tree that may be guilty."""
+    """A tree that may be guilty, with its figures since the look before the crossing, or since the
+    tree's start."""
 
     tag: int
-    began: float
-    """When the program, or the cell, began, on the monotonic clock."""
     write_bytes: int
-    """Since the walk before, or since the tree's start."""
     wchar_bytes: int
+    cpu_ms: int
 
 
 class BlamedTree(NamedTuple):
@@ -121,11 +141,15 @@ class DiskPolicy:
         growth from the last walk that was not over."""
         self.is_over = False
         """A tree must end. ``settle`` is the answer."""
+        self.found_bytes = 0
+        """The figure that led to ``is_over``."""
         self._decision_bytes = self.threshold_bytes
         """More than this in a walk leads to a decision."""
         self._is_settling = False
         self._walked_at = 0.0
         self._walk_seconds = 0.0
+        self._base_bytes = 0
+        """The bytes at the beginning of the last walk, as the walk and the estimate tell."""
         self._used = self._low = self._clear_low = 0
         """Of the file system: at the last look, lowest since the last walk, and lowest since the
         last walk that read everything."""
@@ -136,16 +160,16 @@ class DiskPolicy:
         self._unfound = 0
         """Uploaded between the walk before and the last walk, and not in that walk's growth."""
         self._uploaded_since_look = 0
-        self._total_grown = 0
-        self._history: list[tuple[float, int]] = []
-        """(time, growth of the file system until then), oldest first."""
+        self._has_looked = False
+        self.is_unsolved = False
+        """The last decision found no guilty tree."""
 
     @property
     def estimated_bytes(self) -> int:
         """An upper bound of the bytes in the directory, unless a fall of the file system's figure
         hides growth."""
         grown = max(self._used - self._low, 0) + self._uploaded_since_look
-        return (self.walked_bytes or 0) + max(grown, self._uploaded)
+        return self._base_bytes + max(grown, self._uploaded)
 
     @property
     def is_known(self) -> bool:
@@ -158,38 +182,51 @@ class DiskPolicy:
 
     def record_look(self, now: float, found: FileSystem) -> NextLook:
         """Take note of a look; return what to do next."""
-        if not self._history:
-            self._low = self._clear_low = found.used_bytes
-        else:
+        if self._has_looked:
             self._fallen += max(self._used - found.used_bytes, 0)
-            self._total_grown += max(found.used_bytes - self._used, 0)
+        else:
+            self._low = self._clear_low = found.used_bytes
+        self._has_looked = True
         self._used = found.used_bytes
         self._low = min(self._low, self._used)
         self._clear_low = min(self._clear_low, self._used)
         self._uploaded_since_look = 0
-        self._history.append((now, self._total_grown))
-        if len(self._history) > MAX_HISTORY:
-            del self._history[: MAX_HISTORY // 2]
         room = self._decision_bytes - self.estimated_bytes
         pause = min(max(room / FILL_BYTES_PER_SECOND, LOOK_SECONDS[0]), LOOK_SECONDS[1])
-        return NextLook(self._needs_walk(now), pause)
+        return NextLook(self._needs_walk(now), self._is_near, pause)
+
+    @property
+    def _is_near(self) -> bool:
+        room = (self.limit_bytes - self.threshold_bytes) // 2
+        near_bytes = min(self._worth_bytes, self._decision_bytes - room)
+        return self.is_over or self.estimated_bytes >= near_bytes
+
+    @property
+    def file_system_bytes(self) -> int:
+        """Used bytes of the file system at the last look."""
+        return self._used
+
+    @property
+    def _worth_bytes(self) -> int:
+        """An estimate of so much is worth a walk."""
+        used = self._base_bytes
+        return used + max((self._decision_bytes - used) // 2, MIN_STEP_BYTES)
 
     def _needs_walk(self, now: float) -> bool:
         if self.walked_bytes is None or self._is_settling:
             return True
         since = now - self._walked_at
-        worth = self.walked_bytes + max(
-            (self._decision_bytes - self.walked_bytes) // 2, MIN_STEP_BYTES
-        )
-        if self.estimated_bytes >= worth:
-            return since >= self._walk_seconds * URGENT_FACTOR
+        if self.estimated_bytes >= self._worth_bytes:
+            is_due = self.estimated_bytes > self._decision_bytes
+            return since >= self._walk_seconds * (1.0 if is_due else URGENT_FACTOR)
         if since < self._walk_seconds * REGULAR_FACTOR:
             return False
-        hidden = self.estimated_bytes + self._fallen >= worth
+        hidden = self.estimated_bytes + self._fallen >= self._worth_bytes
         return since >= (HIDDEN_SECONDS if hidden else REGULAR_SECONDS)
 
     def record_walk(self, now: float, before: FileSystem, walked: Walked) -> None:
-        """Take note of a walk that began after the look ``before``; perhaps set ``is_over``."""
+        """Take note of a walk between the look ``before`` and the last look; perhaps set
+        ``is_over``."""
         used = walked.used_bytes
         if walked.n_unreadable and self._clear_bytes is not None:
             used = max(used, self._clear_bytes + self._used - self._clear_low)
@@ -202,12 +239,15 @@ class DiskPolicy:
         self.grown_bytes = grown - explained + (self.grown_bytes if self.is_over else 0)
         self.walked_bytes = used
         self._walked_at, self._walk_seconds = now, walked.busy_seconds
+        estimated = self._base_bytes + max(before.used_bytes - self._low, 0)
+        grown_meanwhile = max(self._used - before.used_bytes, 0)
+        self._base_bytes = min(used, max(estimated, used - grown_meanwhile))
         self._low, self._fallen, self._uploaded = before.used_bytes, 0, 0
         if used <= self.threshold_bytes:
             self._decision_bytes, self._is_settling = self.threshold_bytes, False
-            self.is_over = False
+            self.is_over = self.is_unsolved = False
             return
-        halfway = used + max((self.limit_bytes - used) // 2, MIN_STEP_BYTES)
+        halfway = self._halfway(used)
         if is_first or self._is_settling:
             self._decision_bytes, self._is_settling = halfway, False
         elif used <= self._decision_bytes:
@@ -215,12 +255,30 @@ class DiskPolicy:
         elif self.grown_bytes < MIN_STEP_BYTES:  # uploads, or what the walk before has judged
             self._decision_bytes = halfway
         else:
-            self.is_over = True
+            self.is_over, self.found_bytes = True, used
 
-    def settle(self) -> None:
-        """A decision has ended a tree, or found no tree to end. The next walk judges nobody, and
-        sets the bound of the next decision: the tree wrote on until its end."""
+    def judge_estimate(self, written_bytes: int) -> None:
+        """Perhaps set ``is_over`` without a walk. ``written_bytes``: by all trees since the walk
+        before."""
+        before = self._base_bytes + self._uploaded
+        grown = min(self.estimated_bytes - before, written_bytes * BLOCKS_FACTOR)
+        if (
+            self._walk_seconds > PROMPT_WALK_SECONDS
+            and before + grown > self._halfway(self._decision_bytes)
+            and grown >= MIN_STEP_BYTES
+            and not self.is_over
+        ):
+            self.is_over, self.found_bytes, self.grown_bytes = True, before + grown, grown
+
+    def _halfway(self, used_bytes: int) -> int:
+        return used_bytes + max((self.limit_bytes - used_bytes) // 2, MIN_STEP_BYTES)
+
+    def settle(self, *, is_solved: bool) -> None:
+        """A decision has ended a tree (``is_solved``), or found no tree to end. The next walk
+        judges nobody, and sets the bound of the next decision: the tree wrote on until its end."""
         self._is_settling, self.is_over = True, False
+        self.is_unsolved = not is_solved
+        self._decision_bytes = self._halfway(self.estimated_bytes)
 
     def take(self, n_bytes: int) -> bool:
         """Whether ``n_bytes`` of an upload fit below the threshold; if so they count from now
@@ -231,35 +289,19 @@ class DiskPolicy:
         self._uploaded_since_look += n_bytes
         return True
 
-    def blame(self, now: float, candidates: Collection[Candidate]) -> BlamedTree | None:
-        """Return the tree that filled the directory since the walk before; None without
-        candidates.
+    def blame(self, candidates: Collection[Candidate], used_before: int) -> BlamedTree | None:
+        """Return the tree that writes; None if no tree is known to write. ``used_before``: of the
+        file system, at the look from which the candidates' figures count.
 
-        A tree that wrote a fair share of the growth is guilty. Without such a tree the choice is a
-        guess by time: most growth per second of run time, where a second more keeps a tree that
-        began a moment ago from being chosen.
+        CPU time alone is a reason only if the directory has grown on after a decision that found
+        nobody.
         """
-        if not candidates:
-            return None
-        share = max(self.grown_bytes // EXPLAINED_SHARE, 1)
-        writer = max(candidates, key=lambda candidate: candidate.write_bytes)
-        if writer.write_bytes >= share:
-            return BlamedTree(writer.tag, False)
-        writer = max(candidates, key=lambda candidate: candidate.wchar_bytes)
-        if writer.wchar_bytes >= share:
-            return BlamedTree(writer.tag, True)
-        return BlamedTree(
-            max(
-                candidates,
-                key=lambda candidate: (
-                    self._grown_since(candidate.began) / (max(now - candidate.began, 0.0) + 1.0)
-                ),
-            ).tag,
-            True,
-        )
-
-    def _grown_since(self, began: float) -> int:
-        """The growth of the file system since ``began``, as far as the looks tell."""
-        at = bisect.bisect_right(self._history, began, key=lambda entry: entry[0])
-        before = self._history[at - 1][1] if at else self._history[0][1] if self._history else 0
-        return self._total_grown - before
+        grown = min(self.grown_bytes, self._used - used_before)
+        share = max(grown // WRITER_SHARE, 1)
+        for field, least in (("write_bytes", share), ("wchar_bytes", share), ("cpu_ms", 1)):
+            if field == "cpu_ms" and not self.is_unsolved:
+                return None
+            writer = max(candidates, key=operator.attrgetter(field), default=None)
+            if writer is not None and getattr(writer, field) >= least:
+                return BlamedTree(writer.tag, field != "write_bytes")
+        return None

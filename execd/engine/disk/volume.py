@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from execd.files.room import Room
 
 Setting = Literal["base_dir_bytes", "tmp_dir_bytes"]
-# The pause after each slice of a walk: in a walk that a decision or an upload waits for, and in any
-# other walk.
-URGENT_REST_SECONDS, REST_SECONDS = 0.005, 0.02
+# The pause after each slice of a walk.
+REST_SECONDS = 0.005
 # An upload relies on a look that is no older.
 FRESH_SECONDS = 1.0
 # How long an upload waits for a walk. A tree that takes longer to count gets the estimate.
@@ -76,19 +75,17 @@ class Volume:
             self._looked_at = time.monotonic()
             return self._policy.record_look(self._looked_at, found)
 
-    def walk(self, *, is_urgent: bool) -> None:
+    def walk(self) -> None:
         """Count the files, or take the file system's own figure. Raises OSError."""
         with self._walking:
-            self._walk(
-                URGENT_REST_SECONDS if is_urgent else REST_SECONDS, stop=self._is_closed.is_set
-            )
+            self._walk(self._is_closed.is_set)
 
-    def _walk(self, rest_seconds: float, stop: Callable[[], bool]) -> None:
+    def _walk(self, stop: Callable[[], bool]) -> None:
         before = self._read()
         if self._policy.is_own(before):
             walked = Walked(before.used_bytes, 0, 0.0)
         else:
-            usage = disk_usage.count(self.path, rest_seconds=rest_seconds, stop=stop)
+            usage = disk_usage.count(self.path, rest_seconds=REST_SECONDS, stop=stop)
             walked = Walked(usage.used_bytes, usage.n_unreadable, usage.busy_seconds)
         if stop():
             return
@@ -99,22 +96,37 @@ class Volume:
             self._policy.record_look(now, after)
             self._policy.record_walk(now, before, walked)
 
+    def judge_estimate(self, written_bytes: int) -> None:
+        with self._lock:
+            self._policy.judge_estimate(written_bytes)
+
     @property
     def is_over(self) -> bool:
         """Whether a tree must end."""
         return self._policy.is_over
 
-    def settle(self) -> None:
-        with self._lock:
-            self._policy.settle()
+    @property
+    def is_unsolved(self) -> bool:
+        """Whether the last decision found no guilty tree."""
+        return self._policy.is_unsolved
 
-    def blame(self, now: float, candidates: Collection[Candidate]) -> BlamedTree | None:
+    def settle(self, *, is_solved: bool) -> None:
         with self._lock:
-            return self._policy.blame(now, candidates)
+            self._policy.settle(is_solved=is_solved)
+
+    def blame(self, candidates: Collection[Candidate], used_before: int) -> BlamedTree | None:
+        with self._lock:
+            return self._policy.blame(candidates, used_before)
 
     @property
-    def walked_bytes(self) -> int:
-        return self._policy.walked_bytes or 0
+    def used_bytes(self) -> int:
+        """Of the file system, at the last look."""
+        return self._policy.file_system_bytes
+
+    @property
+    def found_bytes(self) -> int:
+        """The figure that led to ``is_over``."""
+        return self._policy.found_bytes
 
     @property
     def limit_bytes(self) -> int:
@@ -153,10 +165,7 @@ class Volume:
             return
         try:
             if time.monotonic() - self._walked_at >= self._walk_seconds:
-                self._walk(
-                    URGENT_REST_SECONDS,
-                    stop=lambda: self._is_closed.is_set() or time.monotonic() > until,
-                )
+                self._walk(lambda: self._is_closed.is_set() or time.monotonic() > until)
         finally:
             self._walking.release()
 

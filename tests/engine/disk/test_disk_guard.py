@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,30 +22,42 @@ if TYPE_CHECKING:
 
 class FakeVolume:
     setting, path = "base_dir_bytes", "/app"
-    walked_bytes, limit_bytes = 60, 64
+    found_bytes, limit_bytes, used_bytes = 60, 64, 1000
 
     def __init__(self) -> None:
         self.n_looks = self.n_walks = 0
-        self.is_over = False
+        self.is_over = self.is_unsolved = False
         self.trouble: Exception | None = None
         self.candidates: list[Candidate] = []
+        self.guilty: int | None = -1
+        """The index of the guilty candidate."""
+        self.walk_ends: threading.Event | None = None
+        self.judged: list[int] = []
 
     def look(self) -> NextLook:
         self.n_looks += 1
+        self.used_bytes += 1
         if self.trouble is not None:
             trouble, self.trouble = self.trouble, None
             raise trouble
-        return NextLook(self.n_looks == 1, 0.001)
+        return NextLook(self.n_looks == 1, True, 0.001)
 
-    def walk(self, *, is_urgent: bool) -> None:
+    def walk(self) -> None:
         self.n_walks += 1
+        if self.walk_ends is not None:
+            self.walk_ends.wait()
 
-    def blame(self, now: float, candidates: list[Candidate]) -> BlamedTree | None:
+    def judge_estimate(self, written_bytes: int) -> None:
+        self.judged.append(written_bytes)
+
+    def blame(self, candidates: list[Candidate], used_before: int) -> BlamedTree | None:
         self.candidates = candidates
-        return BlamedTree(candidates[-1].tag, True) if candidates else None
+        if not candidates or self.guilty is None:
+            return None
+        return BlamedTree(candidates[self.guilty].tag, True)
 
-    def settle(self) -> None:
-        self.is_over = False
+    def settle(self, *, is_solved: bool) -> None:
+        self.is_over, self.is_unsolved = False, not is_solved
 
     def close(self) -> None: ...
 
@@ -55,7 +68,7 @@ class FakeWarden:
         self.ended: list[int] = []
         self.trouble: Exception | None = None
 
-    def read_written(self) -> asyncio.Future[Written | None]:
+    def read_written(self, *, is_urgent: bool = False) -> asyncio.Future[Written | None]:
         if self.trouble is not None:
             trouble, self.trouble = self.trouble, None
             raise trouble
@@ -131,23 +144,22 @@ async def test_while_nothing_runs_the_guard_looks_at_no_directory(made: Any) -> 
 async def test_the_guilty_execution_ends_and_is_told_the_figures(made: Any) -> None:
     ending, innocent, guilty = FakeExecution(1, "timeout"), FakeExecution(2), FakeExecution(3)
     made.live = [ending, innocent, guilty]
-    made.warden.written = Written(1, [1, 2, 3], [0, 0, 0], [9, 1, 5], [9, 1, 5])
+    made.warden.written = Written(1, [1, 2, 3], [9, 1, 5], [9, 1, 5], [10, 10, 10])
     made.guard.mark_running()
     await looks_again(made)
-    made.warden.written = Written(1, [1, 2, 3], [0, 0, 0], [9, 2, 8], [9, 3, 7])
+    made.warden.written = Written(1, [1, 2, 3], [9, 2, 8], [9, 3, 7], [10, 10, 20])
     made.volume.is_over = True
     await wait_until_async(lambda: guilty.excess is not None, 5)
     assert guilty.excess == ("base_dir_bytes", "/app", 60, 64, True)
     assert (ending.excess, innocent.excess) == (None, None)
-    figures = [(each.tag, each.write_bytes, each.wchar_bytes) for each in made.volume.candidates]
-    assert figures == [(1, 0, 0), (2, 1, 2), (3, 3, 2)]
+    assert made.volume.candidates == [(1, 0, 0, 0), (2, 1, 2, 0), (3, 3, 2, 10)]
     await wait_until_async(lambda: not made.volume.is_over, 5)
 
 
 async def test_an_execution_in_its_grace_is_blamed_too(made: Any) -> None:
     innocent, ending = FakeExecution(1), FakeExecution(2, "canceled")
     made.live = [innocent, ending]
-    made.warden.written = Written(1, [1, 2], [0, 0], [0, 9], [0, 9])
+    made.warden.written = Written(1, [1, 2], [0, 9], [0, 9], [0, 0])
     made.volume.is_over = True
     made.guard.mark_running()
     await wait_until_async(lambda: ending.excess is not None, 5)
@@ -157,7 +169,7 @@ async def test_an_execution_in_its_grace_is_blamed_too(made: Any) -> None:
 @pytest.mark.parametrize("n_turns", range(8))
 async def test_the_guard_can_be_closed_at_every_step_of_an_end(made: Any, n_turns: int) -> None:
     execution = FakeExecution(1)
-    made.live, made.warden.written = [execution], Written(1, [1], [0], [9], [9])
+    made.live, made.warden.written = [execution], Written(1, [1], [9], [9], [0])
     made.volume.is_over = True
     made.guard.mark_running()
     await execution.exceeded.wait()
@@ -171,7 +183,7 @@ async def test_the_log_tells_whether_a_tree_was_ended(
     made: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     made.live = [FakeExecution(1)]
-    for written in (None, Written(1, [1], [0], [1], [1])):
+    for written in (None, Written(1, [1], [1], [1], [0])):
         made.warden.written, made.volume.is_over = written, True
         made.guard.mark_running()
         await wait_until_async(lambda: not made.volume.is_over, 5)
@@ -184,7 +196,7 @@ async def test_the_log_tells_whether_a_tree_was_ended(
 async def test_a_tree_without_an_execution_ends_by_its_tag(made: Any) -> None:
     made.live, made.warden.written = (
         [FakeExecution(1)],
-        Written(1, [1, 7], [0, 0], [1, 1], [1, 1]),
+        Written(1, [1, 7], [1, 1], [1, 1], [0, 0]),
     )
     made.volume.is_over = True
     made.guard.mark_running()
@@ -223,7 +235,7 @@ async def test_a_tree_that_does_not_end_leaves_no_task_behind(
     monkeypatch.setattr("execd.engine.disk.disk_guard.END_SECONDS", 0.001)
     stuck = FakeExecution(1)
     stuck.is_stuck = True
-    made.live, made.warden.written = [stuck], Written(1, [1], [0], [1], [1])
+    made.live, made.warden.written = [stuck], Written(1, [1], [1], [1], [0])
     tasks = len(asyncio.all_tasks())
     made.volume.is_over = True
     made.guard.mark_running()
@@ -237,3 +249,36 @@ async def test_without_a_warden_nobody_is_blamed(made: Any) -> None:
     made.guard.mark_running()
     await wait_until_async(lambda: not made.volume.is_over, 5)
     assert made.volume.candidates == []
+
+
+async def test_the_looks_go_on_beside_a_long_walk(made: Any) -> None:
+    made.volume.walk_ends = threading.Event()
+    made.live, made.warden.written = [FakeExecution(1)], Written(1, [1], [5], [7], [0])
+    made.guard.mark_running()
+    try:
+        await looks_again(made)
+        assert made.volume.n_walks == 1
+        made.warden.written = Written(1, [1, 2], [6, 1], [8, 2], [0, 0])
+        await looks_again(made)
+        # The estimate is judged by what all trees have written since the walk before.
+        assert made.volume.judged[-1] == 7 + 1 + 2
+    finally:
+        made.volume.walk_ends.set()
+    await wait_until_async(lambda: made.volume.judged[-1] == 3, 5)
+
+
+async def test_while_nobody_is_found_guilty_the_figures_count_from_the_crossing_on(
+    made: Any,
+) -> None:
+    execution = FakeExecution(1)
+    made.live, made.warden.written = [execution], Written(1, [1], [5], [5], [0])
+    made.guard.mark_running()
+    await looks_again(made)
+    made.volume.guilty, made.volume.is_over = None, True
+    await wait_until_async(lambda: not made.volume.is_over, 5)
+    assert execution.excess is None
+    made.warden.written = Written(1, [1], [6], [7], [0])
+    await looks_again(made)
+    made.volume.guilty, made.volume.is_over = -1, True
+    await wait_until_async(lambda: execution.excess is not None, 5)
+    assert made.volume.candidates == [(1, 1, 2, 0)]

@@ -60,9 +60,9 @@ def test_a_file_system_of_its_own_is_walked_without_a_walk_over_the_files(
     monkeypatch.setattr(volumes.disk_usage, "count", None)
     volume = Volume("base_dir_bytes", str(tmp_path), 1 << 62)
     assert volume.look().needs_walk
-    volume.walk(is_urgent=True)
+    volume.walk()
     used_bytes, _ = volumes.disk_usage.file_system_bytes(str(tmp_path))
-    assert abs(volume.walked_bytes - used_bytes) < 1 << 30
+    assert abs((volume.facts().used_bytes or 0) - used_bytes) < 1 << 30
     assert not volume.look().needs_walk
 
 
@@ -76,11 +76,11 @@ def test_an_upload_waits_only_so_long_for_a_walk(
 
 def test_a_closed_volume_keeps_the_figures_of_its_last_walk(volume: Volume) -> None:
     volume.look()
-    volume.walk(is_urgent=True)
+    volume.walk()
     write(volume, "file", 3)
     volume.close()
-    volume.walk(is_urgent=False)
-    assert volume.walked_bytes < MIB
+    volume.walk()
+    assert (volume.facts().used_bytes or 0) < MIB
 
 
 def test_each_file_belongs_to_the_innermost_guarded_directory(tmp_path: Path) -> None:
