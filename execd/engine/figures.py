@@ -104,6 +104,7 @@ def read_stats(parts: Parts, *, uptime_seconds: float, is_ready: bool) -> Stats:
             pod_used_bytes=kernel.used_bytes,
             pod_size_bytes=parts.pod_memory.size_bytes or None,
             pod_reserve_bytes=parts.pod_memory.reserve_bytes or None,
+            pod_runtime_bytes=(totals and totals.runtime_bytes) or None,
         ),
         disk=_disk(parts),
         traffic=_traffic(parts),

@@ -147,6 +147,7 @@ class WardenClient:
             self.loop,
             configuration,
             warden_pid=lambda: self.pid,
+            runtime_bytes=self._runtime_bytes,
             on_killed=self._on_killed_for_memory,
             end_all=self._kill_warden,
         )
@@ -282,6 +283,11 @@ class WardenClient:
         """Return the figures of all trees together, as of the latest scan; None while no warden is
         up."""
         return totals_file.read(self._totals_fd) if self.up.is_set() else None
+
+    def _runtime_bytes(self) -> int:
+        """The estimate of gVisor's own memory, as of the latest scan."""
+        totals = totals_file.read(self._totals_fd)
+        return 0 if totals is None else totals.runtime_bytes
 
     @property
     def _send_now(self) -> Callable[[Message], None] | None:

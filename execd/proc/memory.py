@@ -75,6 +75,12 @@ URGENT_BYTES, URGENT_FACTOR = 16 << 20, 2.0
 _UNKNOWN = 1 << 63
 # Three times the longest time that gVisor was seen to need to take back a gigabyte.
 SETTLE_SECONDS = 0.5
+# The time from a sample to the end of the trees that fill the memory, beside busy trees in gVisor.
+LEAD_SECONDS = 0.25
+# How long the memory of a tree needs to come back while further trees keep the CPUs busy.
+RETURN_SECONDS = 0.25
+# Trees that end together with the largest tree hold at least this share of its memory.
+SIMILAR_SHARE = 8
 
 
 class Account:
@@ -91,6 +97,9 @@ class Account:
         self.tree_bytes = 0
         """RSS of the tree at the last scan."""
         self.peak_tree_bytes = 0
+        self.lately_bytes = 0
+        """Growth of the RSS from the scan before to the last scan; 0 at the first scan."""
+        self._is_scanned = False
         self.is_ending = False
         """The tree has got KILL."""
         self.coming_back_bytes = 0
@@ -110,6 +119,8 @@ class Account:
         """Note the tree's figures in a scan: the RSS, and the memory on its way back. ``ending``:
         the tree has got KILL."""
         self.coming_back_bytes = coming_back_bytes
+        self.lately_bytes = max(tree_bytes - self.tree_bytes, 0) if self._is_scanned else 0
+        self._is_scanned = True
         self.tree_bytes = tree_bytes
         self.peak_tree_bytes = max(self.peak_tree_bytes, tree_bytes)
         self.is_ending = ending
@@ -150,6 +161,13 @@ class MemoryPolicy:
 
     def __init__(self) -> None:
         self.reserve_bytes = 0
+        self.runtime_bytes = 0
+        """Memory of the pod that the meter does not show: gVisor's own (``sentry_memory``)."""
+        self._lead_bytes = 0
+        """What the trees would take in LEAD_SECONDS, at the pace of the last readings."""
+        self._paced_at = self._paced_bytes = 0.0
+        self._n_growing = 0
+        """Trees that grew notably between the last two scans."""
         self._pod_bytes = 0
         self._only_growth = False
         self.has_been_whole = False
@@ -163,6 +181,7 @@ class MemoryPolicy:
         """Until then the daemon may have ended a process."""
         self._has_reported = False
         self._scanned_at = _UNKNOWN
+        self._decided_at = 0.0
         self._scan_after = self._urgent_scan_after = 0.0
         self._recent = self._previous = _Extremes()
         self._recent_until = 0.0
@@ -179,7 +198,10 @@ class MemoryPolicy:
 
     def left_bytes(self, reading: Reading) -> int:
         """Return the remaining memory. Negative if more than the configured size is in use."""
-        return min(self._pod_bytes or reading.total_bytes, reading.total_bytes) - reading.used_bytes
+        size_bytes = min(self._pod_bytes or reading.total_bytes, reading.total_bytes)
+        # Half at most: an estimate must not take the whole pod away from its programs.
+        unseen_bytes = min(self.runtime_bytes, size_bytes // 2)
+        return size_bytes - reading.used_bytes - unseen_bytes - self._lead_bytes
 
     def plan_next_sample(
         self, now: float, reading: Reading, accounts: Collection[Account]
@@ -221,6 +243,8 @@ class MemoryPolicy:
         ``scan_seconds``: the CPU time of the scan, which sets the earliest time of the next scan.
         """
         self._scanned_at = reading.anonymous_bytes
+        since_scan, self._decided_at = now - self._decided_at, now
+        self._n_growing = sum(account.lately_bytes > URGENT_BYTES for account in accounts)
         self._scan_after, self._urgent_scan_after = (
             now + scan_seconds * COST_FACTOR,
             now + scan_seconds * URGENT_FACTOR,
@@ -254,9 +278,10 @@ class MemoryPolicy:
                 is_unexplained = not self._has_reported and not end
                 self._has_reported = self._has_reported or is_unexplained
                 return MemoryDecision(end, is_unexplained)
-            end.append(
-                max(candidates, key=lambda account: self._attributed_bytes(account, reading))
-            )
+            guilty = max(candidates, key=lambda account: self._attributed_bytes(account, reading))
+            end.append(guilty)
+            candidates.remove(guilty)
+            end += _fast_growing(candidates, guilty.tree_bytes, left, since_scan)
         # Half of the remaining memory. If the remainder is negative, half as much again below the
         # remainder: the new threshold must be lower.
         self._threshold, self._settled_at = left - max(abs(left) // 2, 1), now + SETTLE_SECONDS
@@ -279,6 +304,7 @@ class MemoryPolicy:
                 self._recent if now < self._recent_until + SETTLE_SECONDS else _Extremes()
             )
             self._recent, self._recent_until = _Extremes(), now + SETTLE_SECONDS
+        self._record_pace(now, reading)
         peak, lowest = self._recent
         rest = reading.used_bytes - reading.anonymous_bytes
         self._recent = _Extremes(max(peak, reading.anonymous_bytes), min(lowest, rest))
@@ -290,6 +316,19 @@ class MemoryPolicy:
             self._threshold = self.reserve_bytes
         assert self._threshold <= self.reserve_bytes, "a decision only lowers the threshold"
         return left
+
+    def _record_pace(self, now: float, reading: Reading) -> None:
+        """In gVisor the pod does not survive a late decision: what grows fast is judged earlier, by
+        a reserve at most, and by two reserves where several trees grow, which keep the CPUs
+        busy."""
+        seconds = now - self._paced_at
+        if not self.runtime_bytes or seconds < SAMPLE_SECONDS[0]:
+            return
+        grown = max(reading.anonymous_bytes - self._paced_bytes, 0)
+        is_recent = seconds < SETTLE_SECONDS
+        most_bytes = self.reserve_bytes * (2 if self._n_growing > 1 else 1) if is_recent else 0
+        self._lead_bytes = min(int(grown / seconds * LEAD_SECONDS), most_bytes)
+        self._paced_at, self._paced_bytes = now, reading.anonymous_bytes
 
     def _eligible_accounts(
         self, left: int, reading: Reading, accounts: Collection[Account]
@@ -330,6 +369,29 @@ class MemoryPolicy:
 
     def _is_over_limit(self, account: Account, reading: Reading) -> bool:
         return 0 < account.limit_bytes < account.grown_bytes(reading)
+
+
+def _fast_growing(
+    accounts: Collection[Account], largest_bytes: int, left: int, since_scan: float
+) -> list[Account]:
+    """Return the trees that would fill the rest before the memory of the largest tree is back.
+
+    As many as needed, the fastest first. ``since_scan``: the seconds in which the trees grew
+    lately.
+    """
+    if since_scan > SETTLE_SECONDS:
+        return []  # no pace follows from a scan so long ago
+    pace = {
+        account: account.lately_bytes / max(since_scan, SAMPLE_SECONDS[0])
+        for account in accounts
+        if account.tree_bytes >= largest_bytes // SIMILAR_SHARE
+    }
+    growing = sorted(pace, key=pace.__getitem__, reverse=True)
+    n_kept = 0
+    for n_kept in range(len(growing) + 1):
+        if sum(pace[account] for account in growing[n_kept:]) * RETURN_SECONDS <= max(left, 0):
+            break
+    return growing[:n_kept]
 
 
 class MemoryMonitor:

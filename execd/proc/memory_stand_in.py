@@ -121,13 +121,16 @@ class MemoryStandIn:
         configuration: Configure,
         *,
         warden_pid: Callable[[], int | None],
+        runtime_bytes: Callable[[], int],
         on_killed: Callable[[KilledProcess], None],
         end_all: Callable[[], None],
     ) -> None:
-        """``on_killed`` is called after each killed process. ``end_all`` ends the warden."""
+        """``runtime_bytes``: see ``MemoryPolicy``. ``on_killed`` is called after each killed
+        process. ``end_all`` ends the warden."""
         self._loop = loop
         self._configuration = configuration
         self._warden_pid = warden_pid
+        self._runtime_bytes = runtime_bytes
         self._on_killed = on_killed
         self._end_all = end_all
         self._monitor = MemoryMonitor()
@@ -165,6 +168,7 @@ class MemoryStandIn:
         """Sample now and every SAMPLE_SECONDS."""
         if self._is_ready and self._timer is None:
             # User code can stop the warden again and again. The rate of samples does not grow.
+            self._monitor.policy.runtime_bytes = self._runtime_bytes()
             due_in_seconds = self._sampled_at + SAMPLE_SECONDS - self._loop.time()
             self._timer = self._loop.call_later(max(due_in_seconds, 0.0), self._sample)
 

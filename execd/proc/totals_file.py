@@ -13,7 +13,7 @@ import os
 import struct
 from typing import NamedTuple
 
-FORM = struct.Struct("<4Qd")
+FORM = struct.Struct("<5Qd")
 
 
 class Totals(NamedTuple):
@@ -28,6 +28,8 @@ class Totals(NamedTuple):
     """The same of the started programs, with their trees."""
     processes: int
     """The processes of all trees."""
+    runtime_bytes: int
+    """The estimate of gVisor's own memory; 0 elsewhere."""
     cpu_seconds: float
     """CPU time of all trees since the start of the warden, ended trees included."""
 
@@ -50,5 +52,5 @@ def read(fd: int) -> Totals | None:
     if len(data) != FORM.size:
         return None
     totals = Totals(*FORM.unpack(data))
-    is_sane = max(totals[:4]) < 1 << 63 and math.isfinite(totals.cpu_seconds)
+    is_sane = max(totals[:5]) < 1 << 63 and math.isfinite(totals.cpu_seconds)
     return totals if is_sane and totals.cpu_seconds >= 0 else None

@@ -30,11 +30,12 @@ from execd.warden.fork_bombs import SLOW_GROWTH_TASKS, ForkBombs
 from execd.warden.job import send_signal
 from execd.warden.job_table import JobTable
 from execd.warden.scan_schedule import Schedule
+from execd.warden.sentry_memory import SentryMemory
 from execd.warden.tree_kill import Phase, Send, TreeKill
 from execd.warden.tree_totals import TreeTotals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from execd.proc.channel import Channel
     from execd.proc.memory import Account
@@ -76,6 +77,7 @@ class Supervisor:
         """By tag: jobs whose leader or tree lives."""
         self.memory = MemoryMonitor()
         self.totals = TreeTotals()
+        self._sentry = SentryMemory(os.uname().release)
         self._channel = channel
         self._attended_jobs: dict[int, Job] = {}
         """By tag: jobs with signals, or with a kill that asks for frequent scans."""
@@ -114,6 +116,14 @@ class Supervisor:
         self._is_quiet = False
         self._has_changed = True
         self._schedule.record_change(time.monotonic())
+
+    def _record_tasks(self, n_tasks: int, processes: Collection[int] = ()) -> None:
+        """Bring the estimate of gVisor's own memory up to date, after a count or a scan."""
+        if self._meter.is_exact:
+            self._sentry.record_count(n_tasks)
+            if processes:
+                self._sentry.record_pid(max(processes))
+            self.totals.runtime_bytes = self.memory.policy.runtime_bytes = self._sentry.used_bytes
 
     def hasten_scan(self) -> None:
         """Scan as soon as the cost of the last scan allows."""
@@ -264,6 +274,7 @@ class Supervisor:
         is_suspected = self._bombs.is_suspected(n_tasks, scan_age_seconds) or self._is_kill_outrun()
         self._is_reading_unsafe = is_suspected or not self._bombs.may_read(n_tasks)
         self._bombs.record_count(n_tasks)
+        self._record_tasks(n_tasks)
         self._arm_by_count(n_tasks, position)
         if is_suspected:
             self.freeze_and_thaw()
@@ -305,6 +316,7 @@ class Supervisor:
             ):
                 return False  # ``check_for_bombs`` counts again, and acts
             self._bombs.record_count(n_tasks)
+            self._record_tasks(n_tasks)
             self._arm_by_count(n_tasks, position)
             self._schedule.record_count(now, in_gvisor=self._meter.is_exact)
         if now >= self.memory.next_sample and self.memory.sample(self._accounts(if_awake=True)):
@@ -497,6 +509,7 @@ class Supervisor:
                 self.jobs.drop(job)
         if self._meter.is_exact:
             process_caps.raise_limits(self.jobs.values(), scan.n_tasks)
+        self._record_tasks(scan.n_tasks, scan.processes)
         self._enforce_memory_limits(scan)
         self.totals.write(self.jobs.values(), scan.processes)
         self._meter.reset(scan.n_tasks)

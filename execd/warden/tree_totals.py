@@ -30,6 +30,8 @@ class TreeTotals:
     """Writes the totals, once ``open`` has given a file."""
 
     def __init__(self) -> None:
+        self.runtime_bytes = 0
+        """See ``Totals``."""
         self._fd = -1
         self._cpu_seconds = 0.0
 
@@ -62,4 +64,11 @@ class TreeTotals:
                 living_seconds += process.user_seconds + process.system_seconds
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         self._cpu_seconds = max(self._cpu_seconds, ended.ru_utime + ended.ru_stime + living_seconds)
-        return Totals(zygote_bytes, sessions_bytes, commands_bytes, n_processes, self._cpu_seconds)
+        return Totals(
+            zygote_bytes,
+            sessions_bytes,
+            commands_bytes,
+            n_processes,
+            self.runtime_bytes,
+            self._cpu_seconds,
+        )

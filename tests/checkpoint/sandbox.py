@@ -60,20 +60,24 @@ def _in_gvisor() -> ModuleType:
 class Sandbox:
     """A running sandbox. ``kill`` ends it."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, cgroup: Path | None = None) -> None:
+        """``cgroup``: the directory of the memory cgroup that holds the sandbox and what the host
+        runs for it, as in a pod."""
         self.name = name
+        self._cgroup = cgroup
         self._bundle = folder / "bundle"
         self._runsc = [
             *(os.environ["RUNSC"], "--network=none", "--platform=systrap"),
             *("--root", str(folder / "state")),
+            *(["--ignore-cgroups"] if cgroup else []),
         ]
         self._log = folder / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
 
     @classmethod
-    def make(cls, folder: Path, *flags: str) -> Sandbox:
+    def make(cls, folder: Path, *flags: str, cgroup: Path | None = None) -> Sandbox:
         """Start a daemon with these flags, in a sandbox of its own."""
-        made = cls(folder, "original")
+        made = cls(folder, "original", cgroup)
         daemon = shlex.split(os.environ["EXECD_CONFORMANCE_COMMAND"])
         places = ["--base-dir", "/tmp/base", "--state-dir", "/tmp/state"]
         command = [*daemon, "--port", str(PORT), *places, *flags]
@@ -94,6 +98,9 @@ class Sandbox:
 
     def _begin(self, *how: str) -> None:
         command = [*self._runsc, *how, "--bundle", str(self._bundle), self.name]
+        if self._cgroup is not None:
+            enter = 'echo $$ > "$0" && exec "$@"'
+            command = ["sh", "-c", enter, str(self._cgroup / "cgroup.procs"), *command]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "KILL", *command],
@@ -106,7 +113,7 @@ class Sandbox:
     def command(self, *arguments: str) -> str:
         """Run runsc with these arguments. Fail with the words of runsc."""
         done = subprocess.run(
-            [*self._runsc, *arguments], capture_output=True, text=True, timeout=120, check=False
+            [*self._runsc, *arguments], capture_output=True, text=True, timeout=180, check=False
         )
         assert done.returncode == 0, (arguments, done.stdout, done.stderr, self.log)
         return done.stdout
@@ -131,6 +138,10 @@ class Sandbox:
         asking = ["exec", self.name, "python3", "-c", ASK, method, path, body]
         http_status, text = json.loads(self.command(*asking))
         return http_status, text
+
+    def run_inside(self, program: str) -> str:
+        """Run a Python program beside the daemon. Return the output."""
+        return self.command("exec", self.name, "python3", "-c", program)
 
     def read(self, path: str) -> str:
         """The text that the daemon has at ``path``."""

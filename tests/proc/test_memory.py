@@ -185,7 +185,70 @@ def test_a_tree_that_grows_while_memory_comes_back_ends(policy: MemoryPolicy) ->
     dying.record_scan(540 * MIB, ending=False, coming_back_bytes=50 * MIB)
     assert ended(policy, 1.0, 950, dying, other) == []
     other.record_scan(326 * MIB, ending=False)
-    assert ended(policy, 1.1, 976, dying, other) == [1], "half of what was left is gone"
+    assert ended(policy, 1.1, 976, dying, other) == [1, 2], "half of what was left is gone"
+
+
+def test_trees_that_would_fill_the_rest_before_memory_is_back_end_together(
+    policy: MemoryPolicy,
+) -> None:
+    still, slow = account(9, 120), account(10, 60)
+    bombs = [account(tag, 30) for tag in range(8)]
+    assert ended(policy, 1.0, 500, still, slow, *bombs) == []
+    slow.record_scan(61 * MIB, ending=False)
+    for tag, bomb in enumerate(bombs):
+        bomb.record_scan((80 + tag) * MIB, ending=False)
+    # Each bomb takes 250 MiB/s or more; left are 99 MiB, and memory needs 0.25 s to come back.
+    end = ended(policy, 1.2, 901, still, slow, *bombs)
+    assert end[0] == 9, "the largest"
+    assert sorted(end[1:]) == [1, 2, 3, 4, 5, 6, 7]
+    bombs[0].record_scan(81 * MIB, ending=False)
+    for bomb in bombs[1:]:
+        bomb.record_scan(bomb.tree_bytes, ending=True)
+    assert ended(policy, 1.3, 902, slow, *bombs) == [], "the rest is on its way back"
+
+
+def test_trees_that_do_not_grow_outlive_the_largest(policy: MemoryPolicy) -> None:
+    hog, still = account(1, 300), account(2, 290)
+    assert ended(policy, 1.0, 700, hog, still) == []
+    hog.record_scan(500 * MIB, ending=False)
+    still.record_scan(290 * MIB, ending=False)
+    assert ended(policy, 1.1, 910, hog, still) == [1]
+
+
+def test_a_pace_from_long_ago_ends_nobody(policy: MemoryPolicy) -> None:
+    hog, grown = account(1, 100), account(2, 100)
+    assert ended(policy, 1.0, 300, hog, grown) == []
+    hog.record_scan(500 * MIB, ending=False)
+    grown.record_scan(400 * MIB, ending=False)
+    assert ended(policy, 2.0, 910, hog, grown) == [1]
+
+
+def test_in_gvisor_fast_growth_is_judged_up_to_a_reserve_earlier(policy: MemoryPolicy) -> None:
+    def left_mib(at: float, used_mib: int) -> int:
+        return policy.record(at, reading(used_mib)) >> 20
+
+    assert [left_mib(1.0, 100), left_mib(1.1, 300)] == [900, 700]
+    policy.runtime_bytes = MIB
+    assert left_mib(2.0, 100) == 899
+    assert left_mib(2.1, 130) == 869 - 75, "300 MiB/s"
+    assert left_mib(2.105, 135) == 864 - 75, "too soon for another pace"
+    assert left_mib(2.2, 430) == 569 - RESERVE, "3 GiB/s"
+    growing = [account(tag, 10) for tag in range(2)]
+    for tree in growing:
+        tree.record_scan(40 * MIB, ending=False)
+    policy.decide(2.201, reading(430), growing, 0.001)
+    assert left_mib(2.25, 580) == 419 - 2 * RESERVE
+    assert left_mib(2.3, 400) == 599, "it shrinks"
+    assert left_mib(4.0, 900) == 99, "too long ago for a pace"
+
+
+def test_memory_of_the_runtime_counts_as_used_up_to_half_of_the_pod(policy: MemoryPolicy) -> None:
+    assert ended(policy, 1.0, 850, account(1, 500)) == []
+    policy.runtime_bytes = 60 * MIB
+    assert policy.left_bytes(reading(850)) == 90 * MIB
+    assert ended(policy, 1.1, 850, account(1, 500)) == [1]
+    policy.runtime_bytes = 5000 * MIB
+    assert policy.left_bytes(reading(300)) == 200 * MIB
 
 
 def test_a_tree_that_somebody_else_is_ending_counts_as_memory_that_comes_back(

@@ -100,6 +100,7 @@ class Stage:
         self.shared_mib = 0
         self.lingering_mib = 0
         """Memory given back that still shows as used."""
+        self.runtime_mib = 0
         self.done: list[str] = []
         self.largest = process(7, rss_bytes=300 * MIB)
         self.gives_back = False
@@ -111,6 +112,7 @@ class Stage:
             asyncio.get_running_loop(),
             configuration,
             warden_pid=lambda: 1,
+            runtime_bytes=lambda: self.runtime_mib * MIB,
             on_killed=lambda ended: self.done.append(f"told of {ended.pid}"),
             end_all=lambda: self.done.append("all"),
         )
@@ -167,6 +169,11 @@ async def ended_nothing(stage: Stage) -> bool:
     await stage.stand_in._ending
     assert stage.n_scans == 1
     return stage.done == []
+
+
+async def test_memory_of_the_runtime_counts_as_used(stage: Stage) -> None:
+    stage.left_mib, stage.runtime_mib = 150, 60
+    assert not await ended_nothing(stage)
 
 
 @pytest.mark.parametrize(("shared_mib", "ended"), [(300, False), (299, True)])

@@ -11,7 +11,7 @@ from execd.proc.totals_file import FORM, Totals
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-TOTALS = Totals(1, 2, 3, 4, 5.5)
+TOTALS = Totals(1, 2, 3, 4, 5, 5.5)
 
 
 @pytest.fixture
@@ -37,10 +37,10 @@ def test_a_file_without_totals_has_none(fd: int) -> None:
     "data",
     [
         FORM.pack(*TOTALS)[:-1],
-        FORM.pack(1 << 63, 2, 3, 4, 5.0),
-        FORM.pack(1, 2, 3, 4, -1.0),
-        FORM.pack(1, 2, 3, 4, float("nan")),
-        FORM.pack(1, 2, 3, 4, float("inf")),
+        FORM.pack(1 << 63, 2, 3, 4, 5, 5.0),
+        FORM.pack(1, 2, 3, 4, 5, -1.0),
+        FORM.pack(1, 2, 3, 4, 5, float("nan")),
+        FORM.pack(1, 2, 3, 4, 5, float("inf")),
     ],
 )
 def test_a_lying_writer_gives_none(fd: int, data: bytes) -> None:

@@ -266,6 +266,7 @@ async def test_a_cancelled_start_stays_cancelled_when_the_start_fails(is_cancell
     stand_in = MemoryStandIn(
         asyncio.get_running_loop(),
         Configure(0, 0),
+        runtime_bytes=lambda: 0,
         warden_pid=lambda: None,
         on_killed=lambda _: None,
         end_all=lambda: None,

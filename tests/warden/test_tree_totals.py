@@ -56,6 +56,12 @@ def test_memory_is_told_by_part() -> None:
     assert found[:4] == (3, 4, 24, 7)
 
 
+def test_the_estimate_of_the_runtimes_memory_is_told() -> None:
+    totals = TreeTotals()
+    totals.runtime_bytes = 5
+    assert totals.sum([], {}).runtime_bytes == 5
+
+
 def process(user_seconds: float, system_seconds: float) -> Process:
     return Process(1, "R", 0, 1, 1, 0, user_seconds=user_seconds, system_seconds=system_seconds)
 

@@ -125,6 +125,7 @@ class MemoryStats(Struct, frozen=True, kw_only=True):
     pod_used_bytes: int | None
     pod_size_bytes: int | None
     pod_reserve_bytes: int | None
+    pod_runtime_bytes: int | None
 
 
 class OmittedOutput(Struct, frozen=True, kw_only=True):

@@ -114,6 +114,7 @@ STATS = {
         "pod_used_bytes": 401620992,
         "pod_size_bytes": 2147483648,
         "pod_reserve_bytes": 214748364,
+        "pod_runtime_bytes": 53084160,
     },
     "disk": {
         "log_bytes": 20480,

@@ -149,6 +149,13 @@ class MemoryStats(msgspec.Struct, frozen=True, kw_only=True):
             "guards the memory."
         ),
     ]
+    pod_runtime_bytes: Annotated[
+        int | None,
+        Meta(
+            description="Estimate of the memory that gVisor itself takes of the pod's limit, "
+            "beside `pod_used_bytes`. Null: not gVisor, or not known yet."
+        ),
+    ]
 
 
 class VolumeStats(msgspec.Struct, frozen=True, kw_only=True):
