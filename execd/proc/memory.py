@@ -76,7 +76,7 @@ _UNKNOWN = 1 << 63
 # Three times the longest time that gVisor was seen to need to take back a gigabyte.
 SETTLE_SECONDS = 0.5
 # The time from a sample to the end of the trees that fill the memory, beside busy trees in gVisor.
-LEAD_SECONDS = 0.25
+LEAD_SECONDS = 0.3
 # How long the memory of a tree needs to come back while further trees keep the CPUs busy.
 RETURN_SECONDS = 0.25
 # Trees that end together with the largest tree hold at least this share of its memory.
@@ -99,7 +99,7 @@ class Account:
         self.peak_tree_bytes = 0
         self.lately_bytes = 0
         """Growth of the RSS from the scan before to the last scan; 0 at the first scan."""
-        self._is_scanned = False
+        self.n_scans = 0
         self.is_ending = False
         """The tree has got KILL."""
         self.coming_back_bytes = 0
@@ -119,8 +119,8 @@ class Account:
         """Note the tree's figures in a scan: the RSS, and the memory on its way back. ``ending``:
         the tree has got KILL."""
         self.coming_back_bytes = coming_back_bytes
-        self.lately_bytes = max(tree_bytes - self.tree_bytes, 0) if self._is_scanned else 0
-        self._is_scanned = True
+        self.lately_bytes = max(tree_bytes - self.tree_bytes, 0) if self.n_scans else 0
+        self.n_scans += 1
         self.tree_bytes = tree_bytes
         self.peak_tree_bytes = max(self.peak_tree_bytes, tree_bytes)
         self.is_ending = ending
@@ -166,8 +166,8 @@ class MemoryPolicy:
         self._lead_bytes = 0
         """What the trees would take in LEAD_SECONDS, at the pace of the last readings."""
         self._paced_at = self._paced_bytes = 0.0
-        self._n_growing = 0
-        """Trees that grew notably between the last two scans."""
+        self._n_trees = 0
+        """Trees that ran user code at the last sample."""
         self._pod_bytes = 0
         self._only_growth = False
         self.has_been_whole = False
@@ -211,6 +211,7 @@ class MemoryPolicy:
         The pause shrinks with the room: the memory that may still be filled before the threshold or
         before a limit.
         """
+        self._n_trees = len(accounts)
         left = self.record(now, reading)
         self._scanned_at = min(self._scanned_at, reading.anonymous_bytes)
         room = (
@@ -244,7 +245,6 @@ class MemoryPolicy:
         """
         self._scanned_at = reading.anonymous_bytes
         since_scan, self._decided_at = now - self._decided_at, now
-        self._n_growing = sum(account.lately_bytes > URGENT_BYTES for account in accounts)
         self._scan_after, self._urgent_scan_after = (
             now + scan_seconds * COST_FACTOR,
             now + scan_seconds * URGENT_FACTOR,
@@ -281,7 +281,7 @@ class MemoryPolicy:
             guilty = max(candidates, key=lambda account: self._attributed_bytes(account, reading))
             end.append(guilty)
             candidates.remove(guilty)
-            end += _fast_growing(candidates, guilty.tree_bytes, left, since_scan)
+            end += self._fast_growing(candidates, guilty, left + self._lead_bytes, since_scan)
         # Half of the remaining memory. If the remainder is negative, half as much again below the
         # remainder: the new threshold must be lower.
         self._threshold, self._settled_at = left - max(abs(left) // 2, 1), now + SETTLE_SECONDS
@@ -317,16 +317,43 @@ class MemoryPolicy:
         assert self._threshold <= self.reserve_bytes, "a decision only lowers the threshold"
         return left
 
+    def _fast_growing(
+        self, accounts: Collection[Account], guilty: Account, left: int, since_scan: float
+    ) -> list[Account]:
+        """Return the trees that would fill the rest before the memory of the guilty tree is back.
+
+        As many as needed, the fastest first. ``since_scan``: the seconds in which the trees grew
+        lately. In gVisor busy trees delay the scans too, so there a longer time is taken for a
+        shorter one, and a tree that no scan has seen before has grown since the scan before.
+        """
+        in_gvisor = self.runtime_bytes > 0
+        if since_scan > SETTLE_SECONDS and not in_gvisor:
+            return []
+        seconds = min(max(since_scan, SAMPLE_SECONDS[0]), SETTLE_SECONDS)
+        pace = {
+            account: (
+                account.tree_bytes if in_gvisor and account.n_scans == 1 else account.lately_bytes
+            )
+            / seconds
+            for account in accounts
+            if account.tree_bytes >= guilty.tree_bytes // SIMILAR_SHARE
+        }
+        growing = sorted(pace, key=pace.__getitem__, reverse=True)
+        n_ending = 0
+        while sum(pace[each] for each in growing[n_ending:]) * RETURN_SECONDS > max(left, 0):
+            n_ending += 1
+        return growing[:n_ending]
+
     def _record_pace(self, now: float, reading: Reading) -> None:
         """In gVisor the pod does not survive a late decision: what grows fast is judged earlier, by
-        a reserve at most, and by two reserves where several trees grow, which keep the CPUs
+        a reserve at most, and by three reserves where several trees run, which keep the CPUs
         busy."""
         seconds = now - self._paced_at
         if not self.runtime_bytes or seconds < SAMPLE_SECONDS[0]:
             return
         grown = max(reading.anonymous_bytes - self._paced_bytes, 0)
         is_recent = seconds < SETTLE_SECONDS
-        most_bytes = self.reserve_bytes * (2 if self._n_growing > 1 else 1) if is_recent else 0
+        most_bytes = self.reserve_bytes * (3 if self._n_trees > 1 else 1) if is_recent else 0
         self._lead_bytes = min(int(grown / seconds * LEAD_SECONDS), most_bytes)
         self._paced_at, self._paced_bytes = now, reading.anonymous_bytes
 
@@ -369,29 +396,6 @@ class MemoryPolicy:
 
     def _is_over_limit(self, account: Account, reading: Reading) -> bool:
         return 0 < account.limit_bytes < account.grown_bytes(reading)
-
-
-def _fast_growing(
-    accounts: Collection[Account], largest_bytes: int, left: int, since_scan: float
-) -> list[Account]:
-    """Return the trees that would fill the rest before the memory of the largest tree is back.
-
-    As many as needed, the fastest first. ``since_scan``: the seconds in which the trees grew
-    lately.
-    """
-    if since_scan > SETTLE_SECONDS:
-        return []  # no pace follows from a scan so long ago
-    pace = {
-        account: account.lately_bytes / max(since_scan, SAMPLE_SECONDS[0])
-        for account in accounts
-        if account.tree_bytes >= largest_bytes // SIMILAR_SHARE
-    }
-    growing = sorted(pace, key=pace.__getitem__, reverse=True)
-    n_kept = 0
-    for n_kept in range(len(growing) + 1):
-        if sum(pace[account] for account in growing[n_kept:]) * RETURN_SECONDS <= max(left, 0):
-            break
-    return growing[:n_kept]
 
 
 class MemoryMonitor:

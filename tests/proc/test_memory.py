@@ -207,6 +207,16 @@ def test_trees_that_would_fill_the_rest_before_memory_is_back_end_together(
     assert ended(policy, 1.3, 902, slow, *bombs) == [], "the rest is on its way back"
 
 
+def test_in_gvisor_trees_end_together_that_a_late_scan_sees_for_the_first_time(
+    policy: MemoryPolicy,
+) -> None:
+    policy.runtime_bytes = MIB
+    still = account(9, 290)
+    assert ended(policy, 1.0, 300, still) == []
+    still.record_scan(290 * MIB, ending=False)
+    assert ended(policy, 3.0, 910, still, account(1, 300), account(2, 290)) == [1, 2]
+
+
 def test_trees_that_do_not_grow_outlive_the_largest(policy: MemoryPolicy) -> None:
     hog, still = account(1, 300), account(2, 290)
     assert ended(policy, 1.0, 700, hog, still) == []
@@ -230,14 +240,11 @@ def test_in_gvisor_fast_growth_is_judged_up_to_a_reserve_earlier(policy: MemoryP
     assert [left_mib(1.0, 100), left_mib(1.1, 300)] == [900, 700]
     policy.runtime_bytes = MIB
     assert left_mib(2.0, 100) == 899
-    assert left_mib(2.1, 130) == 869 - 75, "300 MiB/s"
-    assert left_mib(2.105, 135) == 864 - 75, "too soon for another pace"
+    assert left_mib(2.1, 130) == 869 - 90, "300 MiB/s"
+    assert left_mib(2.105, 135) == 864 - 90, "too soon for another pace"
     assert left_mib(2.2, 430) == 569 - RESERVE, "3 GiB/s"
-    growing = [account(tag, 10) for tag in range(2)]
-    for tree in growing:
-        tree.record_scan(40 * MIB, ending=False)
-    policy.decide(2.201, reading(430), growing, 0.001)
-    assert left_mib(2.25, 580) == 419 - 2 * RESERVE
+    policy.plan_next_sample(2.201, reading(430), [account(tag, 10) for tag in range(2)])
+    assert left_mib(2.25, 580) == 419 - 3 * RESERVE, "two trees"
     assert left_mib(2.3, 400) == 599, "it shrinks"
     assert left_mib(4.0, 900) == 99, "too long ago for a pace"
 

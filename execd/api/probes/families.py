@@ -254,6 +254,11 @@ FAMILIES = (
         "What execd keeps free of the memory limit by ending trees.",
         lambda stats: stats.memory.pod_reserve_bytes,
     ),
+    _gauge(
+        "execd_pod_memory_runtime_bytes",
+        "Estimate of the memory that gVisor itself takes of the limit.",
+        lambda stats: stats.memory.pod_runtime_bytes,
+    ),
     _gauge("execd_log_bytes", "Output in the state dir.", lambda stats: stats.disk.log_bytes),
     _gauge(
         "execd_log_limit_bytes",
