@@ -78,7 +78,7 @@ SETTLE_SECONDS = 0.5
 # The time from a sample to the end of the trees that fill the memory, beside busy trees in gVisor.
 LEAD_SECONDS = 0.3
 # How long the memory of a tree needs to come back while further trees keep the CPUs busy.
-RETURN_SECONDS = 0.25
+RETURN_SECONDS, RETURN_SECONDS_IN_GVISOR = 0.25, 1.0
 # Trees that end together with the largest tree hold at least this share of its memory.
 SIMILAR_SHARE = 8
 
@@ -339,8 +339,12 @@ class MemoryPolicy:
             if account.tree_bytes >= guilty.tree_bytes // SIMILAR_SHARE
         }
         growing = sorted(pace, key=pace.__getitem__, reverse=True)
+        if in_gvisor:  # half of the reserve is left
+            room, return_seconds = left - self.reserve_bytes // 2, RETURN_SECONDS_IN_GVISOR
+        else:
+            room, return_seconds = left, RETURN_SECONDS
         n_ending = 0
-        while sum(pace[each] for each in growing[n_ending:]) * RETURN_SECONDS > max(left, 0):
+        while sum(pace[each] for each in growing[n_ending:]) * return_seconds > max(room, 0):
             n_ending += 1
         return growing[:n_ending]
 
