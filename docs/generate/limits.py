@@ -92,8 +92,8 @@ PROGRAM = (
         "{memory_bytes}",
         "KILL to the tree, {reason memory_limit} (sampled, an upper bound). A program that is "
         "over the limit for less than the pause between two samples (10 ms and more) and ends by "
-        "itself is {reason exited}: a judge compares `usage.max_rss_bytes`, the kernel's peak, with "
-        "its limit",
+        "itself is {reason exited}: a judge compares `usage.max_rss_bytes`, the kernel's peak, "
+        "with its limit",
     ),
     Limit(
         "memory of the pod",

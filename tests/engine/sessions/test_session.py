@@ -38,7 +38,7 @@ async def test_the_journal_has_each_generation_before_its_first_cell_runs(tmp_pa
         for generation in (1, 2):
             cell = begin(engine, session, "import time; time.sleep(1000)")
             await cell.wait_started()
-            records, _ = decode((tmp_path / "state/journal").read_bytes())
+            records, _, _ = decode((tmp_path / "state/journal").read_bytes())
             assert JournalState(records).generations == {session.id: generation}
             cell.end(ExitReason.CANCELED, 0.0)
             await cell.wait()
@@ -54,7 +54,7 @@ async def test_a_session_for_a_single_cell_is_not_in_the_journal(tmp_path: Path)
         cell = engine.run_code(code_command("1"), CellOptions(), session_id=None, keep=False)
         await cell.execution.wait()
         await wait_until_async(lambda: len(engine.sessions) == 0, 20)
-        records, _ = decode((tmp_path / "state/journal").read_bytes())
+        records, _, _ = decode((tmp_path / "state/journal").read_bytes())
         assert [r for r in records if isinstance(r, SessionRecorded | SessionDeleted)] == []
 
 
