@@ -4,8 +4,9 @@ import pytest
 
 from execd.warden.sentry_memory import (
     BASE_BYTES,
-    LEAKING_RELEASE,
+    LEAVING_PROCESSES_OF_2024,
     LEFT_BYTES,
+    RELEASE_OF_2024,
     TASK_BYTES,
     SentryMemory,
 )
@@ -13,7 +14,7 @@ from execd.warden.sentry_memory import (
 
 @pytest.fixture
 def sentry() -> SentryMemory:
-    return SentryMemory(LEAKING_RELEASE)
+    return SentryMemory(RELEASE_OF_2024)
 
 
 def test_the_moment_with_the_most_tasks_counts_for_good(sentry: SentryMemory) -> None:
@@ -29,10 +30,10 @@ def test_each_process_leaves_something_in_a_release_of_2024(sentry: SentryMemory
     assert sentry.used_bytes == BASE_BYTES + 500 * LEFT_BYTES
 
 
-def test_pids_that_begin_again_are_counted_on(sentry: SentryMemory) -> None:
-    for newest_pid in (30_000, 32_000, 90, 100):
+def test_after_the_first_thousand_processes_leave_nothing(sentry: SentryMemory) -> None:
+    for newest_pid in (30_000, 32_000, 90, 100):  # the pids have begun anew
         sentry.record_pid(newest_pid)
-    assert sentry.used_bytes == BASE_BYTES + 32_100 * LEFT_BYTES
+    assert sentry.used_bytes == BASE_BYTES + LEAVING_PROCESSES_OF_2024 * LEFT_BYTES
 
 
 def test_in_a_later_release_the_first_hundred_processes_leave_something() -> None:
@@ -42,7 +43,8 @@ def test_in_a_later_release_the_first_hundred_processes_leave_something() -> Non
 
 
 @pytest.mark.parametrize(
-    ("newest_pid", "most_tasks", "measured_mib"), [(73, 16, 27), (327, 25, 55), (532, 230, 136)]
+    ("newest_pid", "most_tasks", "measured_mib"),
+    [(73, 16, 27), (327, 25, 55), (532, 230, 136), (8000, 20, 190)],
 )
 def test_the_estimate_covers_what_was_measured(
     sentry: SentryMemory, newest_pid: int, most_tasks: int, measured_mib: int
