@@ -68,8 +68,8 @@ def blame(error: OSError, subject: str) -> ExecdError:
             )
         case errno.EBUSY:
             return Conflict(
-                f"{reason}; a mount point can be neither moved, replaced nor removed: name the "
-                "files in it"
+                f"{reason}, as a mount point, which can be neither moved, replaced nor removed; "
+                "name the files in it"
             )
         case errno.ETXTBSY | errno.ENOTEMPTY | errno.EEXIST | errno.EAGAIN:
             return Conflict(reason)
