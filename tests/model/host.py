@@ -46,7 +46,7 @@ class Process:
     @property
     def is_kernel(self) -> bool:
         """The zygote, or a worker."""
-        return "execd/kernel" in self.command
+        return self.command.split()[:1] == [aftermath.INTERPRETER]
 
     @property
     def is_idle(self) -> bool:
