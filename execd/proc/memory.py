@@ -349,17 +349,17 @@ class MemoryPolicy:
         return growing[:n_ending]
 
     def _record_pace(self, now: float, reading: Reading) -> None:
-        """In gVisor the pod does not survive a late decision: what grows fast is judged earlier, by
-        a reserve at most, and by three reserves where several trees run, which keep the CPUs
-        busy."""
+        """In gVisor the pod does not survive a late decision: growth of programs is judged up to a
+        reserve earlier. Files in memory are of no program, and where no trees are known (in the
+        daemon's stand-in) there is nobody to judge."""
         seconds = now - self._paced_at
         if not self.runtime_bytes or seconds < SAMPLE_SECONDS[0]:
             return
-        grown = max(reading.anonymous_bytes - self._paced_bytes, 0)
-        is_recent = seconds < SETTLE_SECONDS
-        most_bytes = self.reserve_bytes * (3 if self._n_trees > 1 else 1) if is_recent else 0
+        private_bytes = reading.anonymous_bytes - reading.shared_bytes
+        grown = max(private_bytes - self._paced_bytes, 0)
+        most_bytes = self.reserve_bytes if self._n_trees and seconds < SETTLE_SECONDS else 0
         self._lead_bytes = min(int(grown / seconds * LEAD_SECONDS), most_bytes)
-        self._paced_at, self._paced_bytes = now, reading.anonymous_bytes
+        self._paced_at, self._paced_bytes = now, private_bytes
 
     def _eligible_accounts(
         self, left: int, reading: Reading, accounts: Collection[Account]

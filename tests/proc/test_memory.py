@@ -234,18 +234,19 @@ def test_a_pace_from_long_ago_ends_nobody(policy: MemoryPolicy) -> None:
 
 
 def test_in_gvisor_fast_growth_is_judged_up_to_a_reserve_earlier(policy: MemoryPolicy) -> None:
-    def left_mib(at: float, used_mib: int) -> int:
-        return policy.record(at, reading(used_mib)) >> 20
+    def left_mib(at: float, used_mib: int, shared_mib: int = 0) -> int:
+        return policy.record(at, reading(used_mib, shared_mib=shared_mib)) >> 20
 
     assert [left_mib(1.0, 100), left_mib(1.1, 300)] == [900, 700]
     policy.runtime_bytes = MIB
+    assert [left_mib(1.5, 100), left_mib(1.6, 300)] == [899, 699], "no tree is known"
+    policy.plan_next_sample(1.9, reading(100), [account(1, 10)])
     assert left_mib(2.0, 100) == 899
     assert left_mib(2.1, 130) == 869 - 90, "300 MiB/s"
     assert left_mib(2.105, 135) == 864 - 90, "too soon for another pace"
     assert left_mib(2.2, 430) == 569 - RESERVE, "3 GiB/s"
-    policy.plan_next_sample(2.201, reading(430), [account(tag, 10) for tag in range(2)])
-    assert left_mib(2.25, 580) == 419 - 3 * RESERVE, "two trees"
     assert left_mib(2.3, 400) == 599, "it shrinks"
+    assert left_mib(2.4, 700, 300) == 299, "a file in memory"
     assert left_mib(4.0, 900) == 99, "too long ago for a pace"
 
 
