@@ -110,3 +110,23 @@ async def test_a_cell_that_ignores_its_interrupt_is_killed_after_the_grace(tmp_p
         assert (await cell.wait()).exit_reason is ExitReason.CANCELED
         after = await run(engine, session, "1")
         assert (after.cell.generation, after.cell.state_lost) == (2, True)
+
+
+async def test_the_end_of_a_grace_after_the_workers_death_is_no_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with sessions_in(tmp_path) as engine:
+        session = await engine.sessions.create()
+        code = (
+            "import os, signal, time\n"
+            "signal.signal(signal.SIGINT, lambda *_: os.kill(os.getpid(), signal.SIGKILL))\n"
+            "open('begun', 'w').close()\n"
+            "while True: time.sleep(0.01)\n"
+        )
+        cell = begin(engine, session, code)
+        await wait_until_async(lambda: (tmp_path / "base/begun").exists(), 20)
+        over = time.monotonic() + 0.6
+        cell.end(ExitReason.CANCELED, 0.5)
+        assert (await cell.wait()).exit_reason is ExitReason.CANCELED
+        await wait_until_async(lambda: time.monotonic() > over, 20)
+    assert not [record for record in caplog.records if record.name == "asyncio"]
