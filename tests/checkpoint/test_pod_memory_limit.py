@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.checkpoint.sandbox import Sandbox, ended
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,9 +71,7 @@ class Cgroup:
         return self.figure("memory.stat", "total_rss" if self._is_v1 else "anon")
 
     def remove(self) -> None:
-        deadline = time.monotonic() + 20
-        while (self.path / "cgroup.procs").read_text() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: not (self.path / "cgroup.procs").read_text(), 20)
         self.path.rmdir()
 
 
