@@ -221,7 +221,7 @@ class WardenClient:
         assert tag not in self._children, "each request has a tag of its own"
         if self._marks is not None and isinstance(request, Spawn):
             # What runs no user code has no mark: an orphan of the zygote is a worker to be adopted.
-            mark = None if request.is_idle else self.mark_of(tag)
+            mark = None if request.is_idle else tree_mark.of_tree(self._marks, tag)
             request = request._replace(limits=[*request.limits, tree_mark.limit(mark)])
         child = Child(self, tag, on_limit, request.marker, on_startup_done)
         self._children[tag] = child

@@ -42,6 +42,7 @@ MAX_SHOWN_NAME = 64
 SCRIPT_FD = 3
 # Shells with the "." command of POSIX.
 SHELL_NAMES = frozenset(("sh", "ash", "bash", "dash", "ksh", "mksh", "zsh"))
+OPTION_SIGNS = ("-", "+")
 SHELL_OPTION = re.compile(r"-[a-zA-Z]*c")
 # How much of a command the journal and lists show: enough to recognise the command.
 MAX_SHOWN_BYTES = 4096
@@ -67,8 +68,9 @@ def shell_program(
             raise InvalidArgument("shell: empty", field="shell")
         for part in shell:
             _encode(part, "shell")
-    is_known = any(os.path.basename(part) in SHELL_NAMES for part in shell)
-    line = line_argument(text) if is_known else text
+    line = text
+    if text[:1] in OPTION_SIGNS and any(os.path.basename(part) in SHELL_NAMES for part in shell):
+        line = line_argument(text)
     if (nul_is_a_result and "\0" in text) or len(_encode(line, "command")) <= MAX_ARGUMENT_BYTES:
         return Program(argv=(*shell, line), display=text)
     if shell == PYTHON:
@@ -91,7 +93,7 @@ def shell_program(
 def line_argument(text: str) -> str:
     """Return the text as a shell's argument behind -c. Shells take an argument that begins with "-"
     or "+" for options; the blank means nothing to them."""
-    return f" {text}" if text.startswith(("-", "+")) else text
+    return f" {text}" if text.startswith(OPTION_SIGNS) else text
 
 
 def line_program(argv: Sequence[str]) -> Program:

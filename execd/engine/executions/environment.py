@@ -125,9 +125,10 @@ class ChildEnvironment:
 def keep_path_at_login(env: dict[str, str], argv: Sequence[str]) -> None:
     """Add what makes a login bash of a command line keep PATH, unless the environment has startup
     files of its own. /etc/profile sets PATH anew, so ``python`` would be another Python."""
-    if "BASH_ENV" in env or not any("bash" in text for text in argv):
+    line = " ".join(argv)
+    if "bash" not in line or "BASH_ENV" in env:
         return
-    if LOGIN_BASH.search(" ".join(argv)[:LOGIN_CHARACTERS]):
+    if LOGIN_BASH.search(line[:LOGIN_CHARACTERS]):
         env["BASH_ENV"] = LOGIN_FILE  # read by a bash with a command or a script
         env.setdefault("PROMPT_COMMAND", f". '{LOGIN_FILE}'")  # by a bash at a terminal
         env["EXECD_LOGIN_PATH"] = env.get("PATH", USUAL_DIRS)

@@ -91,15 +91,14 @@ class Registry:
             if not execution.command.detached:  # the reply to the caller has the error
                 return self.expired(now)
         (self._kept if execution.is_kept else self._plain)[execution.id] = execution
-        self.measure(execution.id)
+        self.measure(execution)
         return self.expired(now)
 
-    def measure(self, execution_id: str) -> None:
+    def measure(self, execution: Execution) -> None:
         """Count the memory of a finished execution, whose log may have grown."""
-        execution = self._plain.get(execution_id) or self._kept[execution_id]
-        before = self._memory_of.get(execution_id, 0)
-        self._memory_of[execution_id] = execution.memory_bytes
-        self._memory_bytes += self._memory_of[execution_id] - before
+        n_bytes = execution.memory_bytes
+        self._memory_bytes += n_bytes - self._memory_of.get(execution.id, 0)
+        self._memory_of[execution.id] = n_bytes
 
     def expired(self, now: float) -> list[Execution]:
         """Remove the finished executions that are too old or too many, and return them."""

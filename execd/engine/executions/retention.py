@@ -171,7 +171,8 @@ class Retention:
         while self._expired:
             self._expired.popitem()[1].output.remove()
         for execution_id in self._held_pipes.take_grown():
-            self._registry.measure(execution_id)
+            if (execution := self._registry.get(execution_id)) is not None:
+                self._registry.measure(execution)
         self._retire(self._registry.expired(asyncio.get_running_loop().time()))
         # Logs of finished executions make room when half of the space is used, before a log of a
         # live execution is cut. The records of the finished executions stay.

@@ -170,7 +170,7 @@ class ProgramIO:
             if pump.is_writing:
                 await pump.wait_for_write()
         spared = {}
-        if spares_pipes and not self.has_terminal:
+        if spares_pipes and self._pumps and not self.has_terminal:
             spared = {stream: pump for stream, pump in self._pumps.items() if pump.is_open}
             self._pumps = {}
         self._close_ours()
