@@ -137,10 +137,11 @@ async def in_parts(
     event begins. Output comes in pieces already."""
     async with aclosing(events):
         async for event in events:
-            if event is None or isinstance(event.fields, OutputEvent | DroppedEvent):
+            if event is None:
                 yield event
                 continue
-            data = msgspec.json.encode(event.fields)
+            is_output = isinstance(event.fields, OutputEvent | DroppedEvent)
+            data = b"" if is_output else msgspec.json.encode(event.fields)
             if len(data) <= PIECE_BYTES:
                 yield event
             else:
