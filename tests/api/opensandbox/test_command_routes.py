@@ -143,7 +143,8 @@ async def test_background_command_has_the_messages_of_its_shell_in_its_log(
 async def test_log_of_a_command_grows_after_its_end_and_cuts_no_character(
     opensandbox: OpenSandbox,
 ) -> None:
-    child = r"{ read line < gate; printf '\303'; read line < gate; printf '\251\303'; }"
+    # <>: a writer that has not closed the first gate yet would be the end of file at the second.
+    child = r"{ read line <> gate; printf '\303'; read line <> gate; printf '\251\303'; }"
     started = await opensandbox.run(f"mkfifo gate; {child} & echo up", background=True)
     execution = opensandbox.engine.get(started.id)
     await execution.wait()
