@@ -162,6 +162,7 @@ FROM_WORKER: dict[str, dict[str, Callable[[object], bool]]] = {
     "reply": {
         "id": _is_natural,
         "warnings?": _are_strs,
+        "native_threads?": _are_strs,  # warnings, too
         "matches?": _are_strs,
         "cursor_start?": _is_natural,
         "cursor_end?": _is_natural,

@@ -241,10 +241,13 @@ class Worker:
         _set_mark(self._mark)
         for fd in descriptors:
             os.close(fd)
-        found += fork.describe_native_threads()
-        answer["warnings"] = [
-            mime_bundles.truncate(text, mime_bundles.NAME_CHARACTERS) for text in found
-        ]
+        for kind, texts in (
+            ("warnings", found),
+            ("native_threads", fork.describe_native_threads()),
+        ):
+            answer[kind] = [
+                mime_bundles.truncate(text, mime_bundles.NAME_CHARACTERS) for text in texts
+            ]
         self._send(answer)
 
     def _become_branch(self, ends: WorkerEnds, intermediate_pid: int, others: list[int]) -> None:

@@ -237,7 +237,7 @@ class WorkerProcess:
         for branch in branches:
             branch.peer.expect("ready")
             assert branch.configure(cwd="", env={})["type"] == "configured"
-        return branches, reply["warnings"]
+        return branches, reply["warnings"] + reply["native_threads"]
 
     def answers_within(self, seconds: float) -> bool:
         """Return whether a frame comes in this time."""

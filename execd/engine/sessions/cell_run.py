@@ -509,6 +509,9 @@ class CellRunner:
                 exit_reason=reason,
                 usage=usage,
             )
+        hint = ""
+        if worker.lost_threads and execution.cause in (ExitReason.TIMEOUT, ExitReason.INTERRUPTED):
+            hint = f"; perhaps because it is a branch: {'; '.join(worker.lost_threads)}"
         ended = worker.gone.result() if worker.gone.done() else None
         if isinstance(ended, Exited):
             exit_ = exit_status.decode(ended.wait_status)
@@ -523,7 +526,7 @@ class CellRunner:
                 term_signal=exit_.term_signal,
                 exit_reason=execution.cause or ExitReason.WORKER_DIED,
                 message=(
-                    f"the session's process ended with {how}, and its state with it"
+                    f"the session's process ended with {how}, and its state with it{hint}"
                     if worker.fault is None
                     else f"the session's process was ended, and its state with it: {worker.fault}"
                 ),
@@ -544,7 +547,7 @@ class CellRunner:
             exit_code=None,
             term_signal=signal.SIGKILL if worker.gone.done() else signal.SIGINT,
             exit_reason=execution.cause or reason,
-            message=message,
+            message=f"{message}{hint}",
             usage=usage,
             survivors=ended.survivors if isinstance(ended, Lost) else (),
         )

@@ -68,7 +68,11 @@ async def fork(
         answer = await session.request(
             {"type": "fork", "count": len(names)}, child_ends, only=original
         )
-        failure, warnings = answer.error, list(answer.warnings)
+        failure = answer.error
+        lost_threads = dict.fromkeys((*original.lost_threads, *answer.native_threads))
+        warnings = [*answer.warnings, *lost_threads]
+        for worker in workers:
+            worker.lost_threads = tuple(lost_threads)
     except Conflict as error:
         failure, warnings = error.message, []
     for result in await beginning:

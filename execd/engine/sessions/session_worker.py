@@ -98,6 +98,8 @@ class SessionWorker:
         """Gets the output while no cell runs."""
         self.listener: Listener | None = None
         """Gets the messages of a cell. Returns False for an ignored message."""
+        self.lost_threads: tuple[str, ...] = ()
+        """Of a branch: the fork's warnings about threads that a cell may wait for."""
         self.on_limit: Callable[[str, int], None] = _ignore_limit
         """Gets the name and the value of a limit that the tree exceeded."""
         self._loop = asyncio.get_running_loop()

@@ -39,6 +39,7 @@ class Failed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="faile
 class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="reply"):
     id: Natural
     warnings: list[str] = []
+    native_threads: list[str] = []
     matches: Raw = NO_ITEMS
     cursor_start: Natural | None = None
     cursor_end: Natural | None = None

@@ -74,6 +74,7 @@ FIELDS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "reply": {
         "id": INTEGERS,
         "warnings": st.lists(TEXTS, max_size=2),
+        "native_threads": st.lists(TEXTS, max_size=2),
         "total": INTEGERS,
         "variables": st.just([{}]),
     },

@@ -354,6 +354,31 @@ async def test_session_that_dies_while_it_is_forked_leaves_no_branch(engine: Eng
     await wait_until_async(lambda: len(os.listdir("/proc/self/fd")) < before, START_SECONDS)
 
 
+async def test_cell_that_waits_for_a_thread_of_its_original_names_the_thread(
+    tmp_path: Path,
+) -> None:
+    async with sessions_in(tmp_path, interrupt_grace_seconds=0.1) as engine:
+        session = await engine.sessions.create()
+        await run(
+            engine,
+            session,
+            "import ctypes\n"
+            "libc, thread = ctypes.CDLL(None), ctypes.c_ulong()\n"
+            "libc.pthread_create(ctypes.byref(thread), None, libc.pause, None)\n"
+            "libc.pthread_setname_np(thread, b'rows-0')\n"
+            "lock = ctypes.create_string_buffer(64)\n"
+            "libc.pthread_mutex_lock(lock)",  # for the thread, which a branch has not
+        )
+        for _ in range(2):  # a branch, and a branch of the branch
+            [session], warnings = await engine.sessions.fork(session, session_id=None, count=1)
+            assert [text.endswith("of rows") for text in warnings] == [True]
+        cell = await run(engine, session, "libc.pthread_mutex_lock(lock)", timeout_seconds=1.0)
+        assert cell.result is not None
+        assert cell.result.exit_reason is ExitReason.TIMEOUT
+        assert "it is a branch: 1 native thread(s)" in cell.result.message
+        assert cell.result.message.endswith("of rows")
+
+
 async def test_question_that_takes_too_long_is_interrupted_and_keeps_the_state(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
