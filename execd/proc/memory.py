@@ -77,10 +77,8 @@ _UNKNOWN = 1 << 63
 SETTLE_SECONDS = 0.5
 # The time from a sample to the end of the trees that fill the memory, beside busy trees in gVisor.
 LEAD_SECONDS = 0.3
-# How long the memory of a tree needs to come back while further trees keep the CPUs busy.
-RETURN_SECONDS, RETURN_SECONDS_IN_GVISOR = 0.25, 1.0
-# Trees that end together with the largest tree hold at least this share of its memory.
-SIMILAR_SHARE = 8
+# How long the memory of a tree needs to come back in gVisor while further trees keep the CPUs busy.
+RETURN_SECONDS = 1.0
 
 
 class Account:
@@ -98,8 +96,7 @@ class Account:
         """RSS of the tree at the last scan."""
         self.peak_tree_bytes = 0
         self.lately_bytes = 0
-        """Growth of the RSS from the scan before to the last scan; 0 at the first scan."""
-        self.n_scans = 0
+        """Growth of the RSS from the scan before, or from the start, to the last scan."""
         self.is_ending = False
         """The tree has got KILL."""
         self.coming_back_bytes = 0
@@ -119,8 +116,7 @@ class Account:
         """Note the tree's figures in a scan: the RSS, and the memory on its way back. ``ending``:
         the tree has got KILL."""
         self.coming_back_bytes = coming_back_bytes
-        self.lately_bytes = max(tree_bytes - self.tree_bytes, 0) if self.n_scans else 0
-        self.n_scans += 1
+        self.lately_bytes = max(tree_bytes - self.tree_bytes, 0)
         self.tree_bytes = tree_bytes
         self.peak_tree_bytes = max(self.peak_tree_bytes, tree_bytes)
         self.is_ending = ending
@@ -281,7 +277,7 @@ class MemoryPolicy:
             guilty = max(candidates, key=lambda account: self._attributed_bytes(account, reading))
             end.append(guilty)
             candidates.remove(guilty)
-            end += self._fast_growing(candidates, guilty, left + self._lead_bytes, since_scan)
+            end += self._fast_growing(candidates, left + self._lead_bytes, since_scan)
         # Half of the remaining memory. If the remainder is negative, half as much again below the
         # remainder: the new threshold must be lower.
         self._threshold, self._settled_at = left - max(abs(left) // 2, 1), now + SETTLE_SECONDS
@@ -318,33 +314,23 @@ class MemoryPolicy:
         return left
 
     def _fast_growing(
-        self, accounts: Collection[Account], guilty: Account, left: int, since_scan: float
+        self, accounts: Collection[Account], left: int, since_scan: float
     ) -> list[Account]:
-        """Return the trees that would fill the rest before the memory of the guilty tree is back.
+        """Return the trees that would fill the rest before the memory of an ended tree is back.
 
-        As many as needed, the fastest first. ``since_scan``: the seconds in which the trees grew
-        lately. In gVisor busy trees delay the scans too, so there a longer time is taken for a
-        shorter one, and a tree that no scan has seen before has grown since the scan before.
+        Only in gVisor, where that takes long beside busy trees. As many as needed, the fastest
+        first. ``since_scan``: the seconds in which the trees grew lately. A program that takes much
+        at once may stop: a tree is expected to take at most as much again as the tree holds.
         """
-        in_gvisor = self.runtime_bytes > 0
-        if since_scan > SETTLE_SECONDS and not in_gvisor:
+        if not self.runtime_bytes:
             return []
-        seconds = min(max(since_scan, SAMPLE_SECONDS[0]), SETTLE_SECONDS)
-        pace = {
-            account: (
-                account.tree_bytes if in_gvisor and account.n_scans == 1 else account.lately_bytes
-            )
-            / seconds
-            for account in accounts
-            if account.tree_bytes >= guilty.tree_bytes // SIMILAR_SHARE
+        periods = RETURN_SECONDS / max(since_scan, SAMPLE_SECONDS[0])
+        expected = {
+            account: min(account.lately_bytes * periods, account.tree_bytes) for account in accounts
         }
-        growing = sorted(pace, key=pace.__getitem__, reverse=True)
-        if in_gvisor:  # half of the reserve is left
-            room, return_seconds = left - self.reserve_bytes // 2, RETURN_SECONDS_IN_GVISOR
-        else:
-            room, return_seconds = left, RETURN_SECONDS
+        growing = sorted(expected, key=expected.__getitem__, reverse=True)
         n_ending = 0
-        while sum(pace[each] for each in growing[n_ending:]) * return_seconds > max(room, 0):
+        while sum(expected[each] for each in growing[n_ending:]) > max(left, 0):
             n_ending += 1
         return growing[:n_ending]
 
