@@ -401,12 +401,13 @@ class SessionWorker:
 
     async def end(self, within_seconds: float = END_SECONDS) -> bool:
         """End an idle worker in order: exit functions run, and files get the text in their buffers.
-        Then kill the worker and its tree, in any case. Return whether the worker was in time."""
+        Then kill the worker and its tree, in any case. Return whether the worker was in time: an
+        exit function may end the process before the reply."""
         self._is_told_to_end = True
         try:
             await self.request({"type": "end", "id": END_REQUEST}, within_seconds)
         except WorkerLost:
-            return False
+            return self.gone.done()
         finally:
             self.kill()
         return True

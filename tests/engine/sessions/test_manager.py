@@ -837,6 +837,15 @@ async def test_code_whose_interpreter_does_not_end_says_so(
     assert b"did not end within" in (stderr.memory.read(0, stderr.total_bytes) or b"")
 
 
+@pytest.mark.parametrize("end", ["os._exit(3)", "os.kill(os.getpid(), 9)"])
+async def test_interpreter_that_an_exit_function_ends_was_in_time(engine: Engine, end: str) -> None:
+    code = f"import atexit, os\n_ = atexit.register(lambda: {end})"
+    submitted = engine.run_code(code_command(code), CellOptions(), session_id=None, keep=False)
+    result = await submitted.execution.wait()
+    assert (result.exit_code, result.exit_reason) == (0, ExitReason.EXITED)
+    assert submitted.execution.total_bytes("stderr") == 0
+
+
 async def test_cell_that_waits_for_input_does_not_hold_up_the_end_of_its_session(
     engine: Engine,
 ) -> None:
