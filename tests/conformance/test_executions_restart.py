@@ -456,9 +456,15 @@ def test_any_value_that_a_cell_shows_is_harmless_also_after_a_restart(
     show()
     once = {"id": "last", "command": "echo ran >> count"}
     assert send(target, {}, **once).json()["exit_code"] == 0
+    # Many large values push out the oldest executions.
+    forgotten = {name for name in replies if read(name).get("code") == "NOT_FOUND"}
+    assert len(forgotten) < len(replies) / 2
     target = start_again()
     for name, before in replies.items():
         after = read(name)
+        if name in forgotten:
+            assert after["code"] == "NOT_FOUND", name
+            continue
         if (after["truncated"] or {}).get("displays"):  # too large for the journal
             after |= {field: before[field] for field in ("truncated", "displays", "result")}
         assert after == before, name
