@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import itertools
 import math
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from execd.proc import memory
 from execd.proc.memory import SAMPLE_SECONDS, SETTLE_SECONDS, Account, MemoryMonitor, MemoryPolicy
 from execd.proc.memory_meter import Reading
 from execd.proc.messages import Configure
@@ -227,6 +230,30 @@ def test_in_gvisor_trees_that_do_not_grow_outlive_the_largest(policy: MemoryPoli
     assert ended(policy, 1.1, 910, hog, still) == [1]
 
 
+def test_in_gvisor_a_tree_that_grows_little_outlives_the_trees_that_fill_the_rest(
+    policy: MemoryPolicy,
+) -> None:
+    policy.runtime_bytes = MIB
+    hog, second, session = account(1, 300), account(2, 290), account(3, 36)
+    assert ended(policy, 1.0, 700, hog, second, session) == []
+    for grown, tree_mib in ((hog, 450), (second, 440), (session, 37)):
+        grown.record_scan(tree_mib * MIB, ending=False)
+    assert ended(policy, 1.1, 1040, hog, second, session) == [1, 2]
+
+
+def test_in_gvisor_a_scan_begins_before_fast_growth_reaches_the_reserve(
+    policy: MemoryPolicy,
+) -> None:
+    def needs_scan(at: float, used_mib: int) -> bool:
+        return policy.plan_next_sample(at, reading(used_mib), [account(1, 10)]).needs_scan
+
+    policy.runtime_bytes = MIB
+    assert not needs_scan(1.0, 700)
+    policy.decide(1.0, reading(700), [], 0.01)
+    assert not needs_scan(1.05, 720), "left are 239 MiB after the lead of 40"
+    assert needs_scan(1.1, 770), "left are 129 MiB after the lead of 100"
+
+
 def test_a_tree_that_grows_fast_outlives_the_largest_natively(policy: MemoryPolicy) -> None:
     hog, grown = account(1, 100), account(2, 100)
     assert ended(policy, 1.0, 300, hog, grown) == []
@@ -235,7 +262,7 @@ def test_a_tree_that_grows_fast_outlives_the_largest_natively(policy: MemoryPoli
     assert ended(policy, 1.1, 910, hog, grown) == [1]
 
 
-def test_in_gvisor_fast_growth_is_judged_up_to_a_reserve_earlier(policy: MemoryPolicy) -> None:
+def test_in_gvisor_growth_is_judged_earlier_by_the_time_of_a_scan(policy: MemoryPolicy) -> None:
     def left_mib(at: float, used_mib: int, shared_mib: int = 0) -> int:
         return policy.record(at, reading(used_mib, shared_mib=shared_mib)) >> 20
 
@@ -244,12 +271,15 @@ def test_in_gvisor_fast_growth_is_judged_up_to_a_reserve_earlier(policy: MemoryP
     assert [left_mib(1.5, 100), left_mib(1.6, 300)] == [899, 699], "no tree is known"
     policy.plan_next_sample(1.9, reading(100), [account(1, 10)])
     assert left_mib(2.0, 100) == 899
-    assert left_mib(2.1, 130) == 869 - 90, "300 MiB/s"
-    assert left_mib(2.105, 135) == 864 - 90, "too soon for another pace"
-    assert left_mib(2.2, 430) == 569 - RESERVE, "3 GiB/s"
-    assert left_mib(2.3, 400) == 599, "it shrinks"
-    assert left_mib(2.4, 700, 300) == 299, "a file in memory"
-    assert left_mib(4.0, 900) == 99, "too long ago for a pace"
+    assert left_mib(2.1, 130) == 869 - 30, "300 MiB/s"
+    assert left_mib(2.105, 135) == 864 - 30, "too soon for another pace"
+    assert left_mib(2.2, 330) == 669 - 200, "2 GiB/s"
+    assert left_mib(2.3, 300) == 699, "it shrinks"
+    assert left_mib(2.4, 600, 300) == 399, "a file in memory"
+    assert policy.plan_next_sample(3.0, reading(300), [account(1, 10)]).needs_scan
+    policy.decide(3.2, reading(330), [account(1, 40)], 0.01)  # a scan of 0.2 s
+    assert left_mib(3.3, 350) == 649 - 100, "200 MiB/s"
+    assert left_mib(3.4, 450) == 549 - 2 * RESERVE, "1 GiB/s"
 
 
 def test_memory_of_the_runtime_counts_as_used_up_to_half_of_the_pod(policy: MemoryPolicy) -> None:
@@ -473,6 +503,16 @@ def test_nobody_looks_for_trees_without_a_limit_where_no_reserve_is_kept(
     assert monitor.next_sample < time.monotonic() + 1
     monitor.sample([unlimited])
     assert monitor.next_sample == math.inf
+
+
+def test_a_sample_that_took_long_beside_busy_trees_puts_off_no_other(
+    monitor: MemoryMonitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited = monitor.open_account(1, 5 * MIB)
+    clock = itertools.count(1.0, 0.1)
+    monkeypatch.setattr(memory, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monitor.sample([limited])
+    assert monitor.next_sample <= next(clock) + SAMPLE_SECONDS[1]
 
 
 def test_a_tree_is_looked_at_from_when_it_is_there_and_not_from_when_it_was_asked_for(
