@@ -12,6 +12,7 @@ import functools
 import logging
 import os
 import resource
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from execd.allocator import MemoryReturn
@@ -35,12 +36,14 @@ from execd.engine.executions.starts import Starts
 from execd.engine.files.service import Files
 from execd.engine.housekeeping import Housekeeper
 from execd.engine.in_flight import InFlight
+from execd.engine.memory_notes import MemoryNotes
 from execd.engine.metrics.counters import Counters
 from execd.engine.network_witness import NetworkWitness
 from execd.engine.output.held_pipes import HeldPipes
 from execd.engine.restores import Restores
 from execd.engine.sessions.manager import Sessions
 from execd.engine.shutdown import ShutdownClock
+from execd.engine.store.journal import MemoryRecovered
 from execd.engine.store.state_dir import StateDir
 from execd.files.archive.tree import UnpackingLimits
 from execd.files.paths import sandboxd_readings
@@ -56,6 +59,7 @@ if TYPE_CHECKING:
 
     from execd.config import Config
     from execd.engine.restore_detector import Readings, Restore
+    from execd.engine.store.journal import MemoryShortage
     from execd.proc.pod_memory import PodMemory
 
 log = logging.getLogger(__name__)
@@ -147,7 +151,9 @@ async def assemble(
     reaper = Reaper(everything=reap_orphans)
     ends.callback(reaper.close)
     memory = _find_pod_memory(config)
-    warden = _make_warden(config, store, reaper, memory, counters)
+    warden = _make_warden(
+        config, store, reaper, memory, counters, on_memory=lambda: memory_notes.look()
+    )
     registry = _make_registry(config)
     disk_guard = DiskGuard(volumes, warden, lambda: registry.live)
     restores = Restores(
@@ -179,6 +185,13 @@ async def assemble(
     # After the warden, and with the warden all writers.
     ends.push_async_callback(lambda: held_pipes.close(shutdown.seconds_left()))
     retention.restore(context)
+    if store.former_shortage is not None:
+        _tell_former_shortage(store.former_shortage)
+        retention.note(MemoryRecovered())
+    memory_notes = MemoryNotes(
+        memory, lambda: warden.runtime_bytes, retention.note, housekeeper.plan_soon
+    )
+    ends.callback(memory_notes.close)
     sessions = Sessions(context, retention, in_flight.lease, housekeeper.plan)
     ends.push_async_callback(lambda: sessions.close(shutdown.seconds_left()))
     await files.ensure_base_dir()
@@ -195,7 +208,9 @@ async def assemble(
     ends.callback(sessions.refuse_all)
     starts = Starts(config)
     ends.callback(starts.close)
-    housekeeper.start(functools.partial(_keep_house, sessions, retention, MemoryReturn()))
+    housekeeper.start(
+        functools.partial(_keep_house, sessions, retention, memory_notes, MemoryReturn())
+    )
     ends.push_async_callback(housekeeper.close)
     return Parts(
         context=context,
@@ -220,7 +235,12 @@ async def assemble(
 
 
 def _make_warden(
-    config: Config, store: StateDir, reaper: Reaper, memory: PodMemory, counters: Counters
+    config: Config,
+    store: StateDir,
+    reaper: Reaper,
+    memory: PodMemory,
+    counters: Counters,
+    on_memory: Callable[[], None],
 ) -> WardenClient:
     return WardenClient(
         store.view,
@@ -231,6 +251,7 @@ def _make_warden(
         dead_seconds=config.warden_dead_seconds,
         configuration=memory.configuration(),
         record_lag=counters.loop_lag_seconds.observe,
+        on_memory=on_memory,
     )
 
 
@@ -326,6 +347,17 @@ async def _start_warden(warden: WardenClient, meanwhile: Callable[[], None]) -> 
         log.warning("user code runs without namespaces", extra={"refusal": warden.started.refusal})
 
 
+def _tell_former_shortage(shortage: MemoryShortage) -> None:
+    log.warning(
+        "memory was nearly full when the former daemon died",
+        extra={
+            "left_bytes": shortage.left_bytes,
+            "size_bytes": shortage.size_bytes,
+            "seconds_ago": round(time.time() - shortage.noted_at, 1),
+        },
+    )
+
+
 def _go_on(registry: Registry, sessions: Sessions, restore: Restore, _spared: object) -> None:
     """The sandbox was restored from a checkpoint: go on as if no time had passed."""
     registry.postpone(restore.frozen_seconds, asyncio.get_running_loop().time())
@@ -336,7 +368,10 @@ def _go_on(registry: Registry, sessions: Sessions, restore: Restore, _spared: ob
 
 
 async def _keep_house(
-    sessions: Sessions, retention: Retention, memory_return: MemoryReturn
+    sessions: Sessions,
+    retention: Retention,
+    memory_notes: MemoryNotes,
+    memory_return: MemoryReturn,
 ) -> float:
     """Do a round of housekeeping; return when the next round is due."""
     sessions.evict_idle()
@@ -344,5 +379,6 @@ async def _keep_house(
     return min(
         sessions.next_eviction(),
         retention.next_round(),
+        memory_notes.step(),
         memory_return.step(asyncio.get_running_loop().time()),
     )

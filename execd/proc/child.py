@@ -8,7 +8,7 @@ warden's answer or by ``lose``, and always in the loop's thread. ``Exited`` also
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
 
 from execd.proc.messages import (
     CellKilled,
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from execd.proc.messages import Message, Scope
 
 T = TypeVar("T")
+ChildMessage: TypeAlias = (
+    Spawned | SpawnFailed | Exited | Measured | StartupDone | Killed | CellKilled | LimitReached
+)
+"""What the warden tells of a program."""
 
 
 class Connection(Protocol):
@@ -156,17 +160,7 @@ class Child:
         self.kill(grace_seconds)
         return self.killed
 
-    def receive(
-        self,
-        message: Spawned
-        | SpawnFailed
-        | Exited
-        | Measured
-        | StartupDone
-        | Killed
-        | CellKilled
-        | LimitReached,
-    ) -> None:
+    def receive(self, message: ChildMessage) -> None:
         """Take a message of the warden for this child's tag."""
         assert message.tag == self.tag
         match message:

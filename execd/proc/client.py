@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
+    from execd.proc.child import ChildMessage
     from execd.proc.loop_channel import LoopChannel
     from execd.proc.messages import Message
     from execd.proc.reaper import Reaper
@@ -107,13 +108,15 @@ class WardenClient:
         dead_seconds: float,
         configuration: Configure = NO_RESERVE,
         record_lag: Callable[[float], None] = lambda _seconds: None,
+        on_memory: Callable[[], None] = lambda: None,
     ) -> None:
         """``view`` is called before each start of a warden, in a thread. ``module``: the module
         with the warden's ``main``. ``policy``: see ``namespaces.start``.
 
         ``ping_seconds``: the pause between two pings. ``dead_seconds``: the silence after which a
         warden is replaced. ``configuration``: sent to each warden when the warden is ready.
-        ``record_lag``: see ``WardenProcess.watch``.
+        ``record_lag``: see ``WardenProcess.watch``. ``on_memory`` is called when something ends for
+        memory, or should and cannot.
         """
         self.loop = asyncio.get_running_loop()
         self.started: namespaces.Started | None = None
@@ -132,6 +135,7 @@ class WardenClient:
         self._dead_seconds = dead_seconds
         self._configuration = configuration
         self._record_lag = record_lag
+        self._on_memory = on_memory
         self._warden: WardenProcess | None = None
         self._channel: LoopChannel | None = None
         self._children: dict[int, Child] = {}
@@ -147,7 +151,7 @@ class WardenClient:
             self.loop,
             configuration,
             warden_pid=lambda: self.pid,
-            runtime_bytes=self._runtime_bytes,
+            runtime_bytes=lambda: self.runtime_bytes,
             on_killed=self._on_killed_for_memory,
             end_all=self._kill_warden,
         )
@@ -284,7 +288,8 @@ class WardenClient:
         up."""
         return totals_file.read(self._totals_fd) if self.up.is_set() else None
 
-    def _runtime_bytes(self) -> int:
+    @property
+    def runtime_bytes(self) -> int:
         """The estimate of gVisor's own memory, as of the latest scan."""
         totals = totals_file.read(self._totals_fd)
         return 0 if totals is None else totals.runtime_bytes
@@ -397,6 +402,7 @@ class WardenClient:
 
     def _on_killed_for_memory(self, ended: KilledProcess) -> None:
         """Report the kill to the execution whose marker the process had in its environment."""
+        self._on_memory()
         for child in list(self._children.values()):
             if os.fsencode(child.marker) in ended.environment:
                 child.receive(LimitReached(child.tag, "memory", ended.rss_bytes))
@@ -425,25 +431,25 @@ class WardenClient:
             case MemoryShort(left_bytes, shared_bytes):
                 figures = {"left_bytes": left_bytes, "shared_bytes": shared_bytes}
                 log.warning("memory is short, and no execution is the reason", extra=figures)
+                self._on_memory()
             case Fault(text):
                 log.error("the warden failed", extra={"traceback": text})
-            case (
-                Spawned()
-                | SpawnFailed()
-                | Exited()
-                | Measured()
-                | StartupDone()
-                | Killed()
-                | CellKilled()
-                | LimitReached()
-            ):
-                if isinstance(message, Killed | CellKilled):
-                    self.killed_processes += message.killed
-                child = self._children.get(message.tag)
-                if child is not None:
-                    child.receive(message)
+            case Spawned() | SpawnFailed() | Exited() | Measured() | StartupDone():
+                self._pass_on(message)
+            case Killed() | CellKilled():
+                self.killed_processes += message.killed
+                self._pass_on(message)
+            case LimitReached(_, limit):
+                if limit == "memory":
+                    self._on_memory()
+                self._pass_on(message)
             case _:
                 raise ProtocolError(f"{type(message).__name__} is not for the daemon")
+
+    def _pass_on(self, message: ChildMessage) -> None:
+        child = self._children.get(message.tag)
+        if child is not None:
+            child.receive(message)
 
 
 def _longer(backoff_seconds: float) -> float:

@@ -178,6 +178,28 @@ def test_execution_that_a_restart_cut_off_says_what_is_known_of_it(
     assert body["truncated"]["stdout"]["total_bytes"] is None
 
 
+def test_execution_that_a_restart_cut_off_in_a_shortage_of_memory_names_the_likely_cause(
+    start_again: Callable[..., Target], tmp_path: Path
+) -> None:
+    used_bytes = httpx.get(f"{start_again().url}/v1/stats").json()["memory"]["pod_used_bytes"]
+    target = start_again("--pod-memory-bytes", str(used_bytes * 9 // 10))
+    assert post(target, None, command="sleep 600", detach=True, id="cut").status_code == 202
+    hog = 'x=$(head -c 200000000 /dev/zero | tr "\\0" x)'
+    done = post(target, None, command=hog, limits={"memory_bytes": 64 << 20}).json()
+    assert done["exit_reason"] == "memory_limit"
+    journal = tmp_path / "state" / "journal"
+    wait_until(lambda: b'"memory_shortage"' in journal.read_bytes(), 20, "the shortage is noted")
+    cause = "so the kernel probably ended execd for memory"
+    line = "memory was nearly full when the former daemon died"
+    target = start_again()
+    assert cause in get(target, "cut")["message"]
+    wait_until(lambda: line in target.log_text(), 20, "the cause is in the log")
+    wait_until(lambda: b'"memory_recovered"' in journal.read_bytes(), 20, "the cause is told once")
+    third = start_again()
+    assert cause in get(third, "cut")["message"]
+    assert line not in third.log_text()
+
+
 def raw(target: Target, execution_id: str) -> bytes:
     url = f"{target.url}/v1/executions/{execution_id}/stdout"
     return httpx.get(url, timeout=READ_SECONDS, trust_env=False).content

@@ -227,6 +227,8 @@ def journal_records() -> list[journal.Record]:
         journal.SessionRecorded("s", generation=3),
         journal.SessionRecorded("t", generation=1),
         journal.SessionDeleted("s"),
+        journal.MemoryShortage(4.0, left_bytes=-1, size_bytes=2),
+        journal.MemoryRecovered(),
     ]
 
 

@@ -13,6 +13,7 @@ from execd.model import DiskExcess, ExitReason
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from execd.engine.store.journal import MemoryShortage
     from execd.model import Command, Result
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -25,9 +26,6 @@ FIXED = {
     ExitReason.INTERRUPTED: "an interrupt, or a restart of the session, ended the cell",
     ExitReason.INIT_KILLED: "the parent process of all user code ended, and all user code with it",
     ExitReason.SHUTDOWN: "execd was told to stop",
-    ExitReason.DAEMON_RESTARTED: (
-        "execd ended in the middle of the execution, and nobody saw how the program ended"
-    ),
 }
 
 
@@ -45,6 +43,18 @@ def end_message(
     if result.exit_reason is ExitReason.EXITED:
         return ""
     return "; ".join(filter(None, (_event(result, command, excess, stream_bytes), result.message)))
+
+
+def restarted_message(shortage: MemoryShortage | None) -> str:
+    """Return what happened to an execution of a former daemon. ``shortage``: in which that daemon
+    died."""
+    event = "execd ended in the middle of the execution, and nobody saw how the program ended"
+    if shortage is None:
+        return event
+    return (
+        f"{event}; memory was nearly full, with {max(shortage.left_bytes, 0) / MIB:,.0f} MiB of "
+        f"{shortage.size_bytes / MIB:,.0f} MiB left, so the kernel probably ended execd for memory"
+    )
 
 
 def _event(

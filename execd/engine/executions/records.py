@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from execd.engine.executions.command import is_argv, shortened
-from execd.engine.executions.end_message import FIXED
+from execd.engine.executions.end_message import restarted_message
 from execd.engine.executions.execution import Execution, Registration
 from execd.engine.store.journal import Begin, End, JournaledDisplay
 from execd.model import (
@@ -141,7 +141,7 @@ def restore(past: JournaledExecution, context: EngineContext, keeper: Keeper) ->
             exit_code=None,
             term_signal=None,
             exit_reason=ExitReason.DAEMON_RESTARTED,
-            message=FIXED[ExitReason.DAEMON_RESTARTED],
+            message=restarted_message(end.shortage),
         )
         execution.output.restore(None, b"")
         execution.mark_ended(max(0.0, time.time() - end.found_at))

@@ -61,8 +61,8 @@ class Retention:
         cut = set()
         for past in self._state_dir.former_executions.values():
             if past.end is None:
-                past.end = Cut(past.begin.id, time.time())
-                self._note(past.end)
+                past.end = Cut(past.begin.id, time.time(), self._state_dir.former_shortage)
+                self.note(past.end)
                 cut.add(past.begin.id)
         executions = [
             restore(past, context, self) for past in self._state_dir.former_executions.values()
@@ -157,12 +157,11 @@ class Retention:
             self._held_pipes.discard(execution.id, execution.output)
             self._expired[execution.id] = execution
             if execution.is_journaled:
-                self._note(Forget(execution.id))
+                self.note(Forget(execution.id))
 
-    def _note(self, record: Record) -> None:
-        task = asyncio.create_task(
-            self._state_dir.write_journal(record), name=f"noting-{record.id}"
-        )
+    def note(self, record: Record) -> None:
+        """Journal a record that no caller waits for, after all earlier records."""
+        task = asyncio.create_task(self._state_dir.write_journal(record), name="noting")
         self._noting.add(task)
         task.add_done_callback(self._noting.discard)
 

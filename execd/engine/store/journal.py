@@ -96,11 +96,25 @@ class End(msgspec.Struct, frozen=True, tag="end"):
     """As in ``Begin``, whose line may be damaged. Empty: recorded by an older daemon."""
 
 
+class MemoryShortage(msgspec.Struct, frozen=True, tag="memory_shortage"):
+    """The pod's memory is nearly full. Holds until MemoryRecovered, or the death of the daemon."""
+
+    noted_at: float
+    left_bytes: int
+    size_bytes: int
+
+
+class MemoryRecovered(msgspec.Struct, frozen=True, tag="memory_recovered"):
+    """The shortage is over."""
+
+
 class Cut(msgspec.Struct, frozen=True, tag="cut"):
     """An execution without an end, found by a later daemon."""
 
     id: str
     found_at: float
+    shortage: MemoryShortage | None = None
+    """The shortage in which the former daemon died."""
 
 
 class Forget(msgspec.Struct, frozen=True, tag="forget"):
@@ -125,7 +139,9 @@ class SessionDeleted(msgspec.Struct, frozen=True, tag="unnamed"):
     id: str
 
 
-Record = Begin | End | Cut | Forget | SessionRecorded | SessionDeleted
+Record = (
+    Begin | End | Cut | Forget | SessionRecorded | SessionDeleted | MemoryShortage | MemoryRecovered
+)
 
 
 class JournaledExecution(msgspec.Struct):
@@ -209,6 +225,7 @@ class JournalState:
         self.executions: dict[str, JournaledExecution] = {}
         self.generations: dict[str, int] = {}
         """Session id -> generation."""
+        self.shortage: MemoryShortage | None = None
         for record in records:
             self.add(record)
 
@@ -227,6 +244,10 @@ class JournalState:
                 self.generations[record.id] = record.generation
             case SessionDeleted():
                 self.generations.pop(record.id, None)
+            case MemoryShortage():
+                self.shortage = record
+            case MemoryRecovered():
+                self.shortage = None
 
     def lines(self) -> Iterator[bytes]:
         """Encode the live records: those of executions and sessions still known."""
@@ -236,6 +257,8 @@ class JournalState:
                 yield encode(execution.end)
         for name, generation in self.generations.items():
             yield encode(SessionRecorded(name, generation))
+        if self.shortage is not None:
+            yield encode(self.shortage)
 
 
 def _unknown_begin(end: End) -> Begin:
@@ -275,6 +298,11 @@ class Journal:
     def generations(self) -> dict[str, int]:
         """The sessions of former daemons: id -> generation reached."""
         return dict(self._state.generations)
+
+    @property
+    def shortage(self) -> MemoryShortage | None:
+        """The shortage that has not ended; after ``load``: in which the former daemon died."""
+        return self._state.shortage
 
     def load(self) -> dict[str, JournaledExecution]:
         """Read the file, drop a torn last line, keep damaged lines elsewhere, and write a new file

@@ -82,6 +82,7 @@ class StateDir:
                 self.journal = Journal("journal", self.folder.dir_fd)
                 undo.callback(self.journal.close)
                 self.former_executions = self.journal.load()
+                self.former_shortage = self.journal.shortage
                 if self.journal.damaged_bytes:
                     extra = {"path": path, "damaged_bytes": self.journal.damaged_bytes}
                     logger.error("the journal is damaged", extra=extra)
