@@ -26,6 +26,9 @@ FIXED = {
     ExitReason.INTERRUPTED: "an interrupt, or a restart of the session, ended the cell",
     ExitReason.INIT_KILLED: "the parent process of all user code ended, and all user code with it",
     ExitReason.SHUTDOWN: "execd was told to stop",
+    ExitReason.DAEMON_RESTARTED: (
+        "execd ended in the middle of the execution, and nobody saw how the program ended"
+    ),
 }
 
 
@@ -48,7 +51,7 @@ def end_message(
 def restarted_message(shortage: MemoryShortage | None) -> str:
     """Return what happened to an execution of a former daemon. ``shortage``: in which that daemon
     died."""
-    event = "execd ended in the middle of the execution, and nobody saw how the program ended"
+    event = FIXED[ExitReason.DAEMON_RESTARTED]
     if shortage is None:
         return event
     return (
