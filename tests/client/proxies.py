@@ -64,6 +64,8 @@ class CuttingProxy:
         """The bytes that were forwarded."""
         self.stalls = False
         """Keep the connections open that would be reset, and forward no more, while true."""
+        self.is_silent = False
+        """Accept connections and forward nothing, as for a pod that is gone, while true."""
         self.port = 0
         """Chosen by the kernel in ``begin``."""
 
@@ -93,6 +95,7 @@ class CuttingProxy:
                 asyncio.create_task(self._copy(upstream_reader, writer, left)),
             ]
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            await self._end_silence()
             for way in ways:
                 way.cancel()
         finally:
@@ -104,12 +107,17 @@ class CuttingProxy:
                     own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABORT)
                 closed.transport.abort()
 
+    async def _end_silence(self) -> None:
+        while self.is_silent:  # noqa: ASYNC110  # another thread sets the flag
+            await asyncio.sleep(0.02)
+
     async def _copy(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, left: list[int]
     ) -> None:
         """Ends at the end of the stream, or with the last byte that may pass."""
         with contextlib.suppress(OSError):
             while data := await reader.read(16384):
+                await self._end_silence()
                 passed = data[: left[0]]
                 left[0] -= len(data)
                 self.n_bytes += len(passed)

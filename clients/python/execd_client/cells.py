@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from execd_client import models
 from execd_client.address import segment, with_query
 from execd_client.calls import call, decoded, json_request
-from execd_client.effects import Request
+from execd_client.effects import Cut, Request
 from execd_client.errors import Conflict, ConnectionLost, NotFound
 
 if TYPE_CHECKING:
@@ -36,8 +36,11 @@ def create(body: dict[str, Any], patience: Patience) -> Plan[models.SessionReply
             if not is_repeated:
                 raise
             return (yield from get(str(body["id"]), patience))
-        except ConnectionLost:
+        except ConnectionLost as lost:
+            if is_repeated:
+                raise
             is_repeated = True
+            yield from patience.after_cut(Cut(str(lost), was_sent=True))
             continue
         return decoded(reply, models.SessionReply)
 
