@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from execd.engine.store.journal import MemoryRecovered, MemoryShortage
+from execd.proc.memory import MAX_LEAD_RESERVES
 from execd.proc.memory_meter import open_meter
 
 if TYPE_CHECKING:
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
     from execd.engine.store.journal import Record
     from execd.proc.pod_memory import PodMemory
 
-NEAR_RESERVES = 2
+NEAR_RESERVES = 1 + MAX_LEAD_RESERVES
 """Memory is nearly full with less than so many reserves left: in gVisor the warden ends fast trees
-up to a reserve early."""
+early."""
 
 
 class MemoryNotes:

@@ -168,6 +168,8 @@ class MemoryPolicy:
         self._scan_seconds = 0.0
         """The time that the last such scan took. Beside busy trees a scan takes a hundred times as
         long as its CPU time alone."""
+        self._pace = 0.0
+        """Growth of the programs in bytes a second, at the last new figures."""
         self._paced_at = self._paced_bytes = 0.0
         self._n_trees = 0
         """Trees that ran user code at the last sample."""
@@ -232,9 +234,8 @@ class MemoryPolicy:
         grown = reading.anonymous_bytes - self._scanned_at
         pause = min(max(room / FILL_BYTES_PER_SECOND, SAMPLE_SECONDS[0]), SAMPLE_SECONDS[1])
         due = (room <= self._lead_bytes or grown > NOTABLE_BYTES) and now >= self._scan_after
-        urgent = (
-            room <= self._lead_bytes and grown > URGENT_BYTES and now >= self._urgent_scan_after
-        )
+        is_growing = max(grown, self._lead_bytes) > URGENT_BYTES
+        urgent = room <= self._lead_bytes and is_growing and now >= self._urgent_scan_after
         if due or urgent:
             self._asked_at = now
         return NextSample(due or urgent, pause)
@@ -351,17 +352,18 @@ class MemoryPolicy:
         """In gVisor the pod does not survive a late decision: growth of programs is judged earlier,
         by as much as the programs take until a scan has ended. Files in memory are of no program,
         and where no trees are known (in the daemon's stand-in) there is nobody to judge."""
-        seconds = now - self._paced_at
-        if not self.runtime_bytes or seconds < SAMPLE_SECONDS[0]:
+        if not self.runtime_bytes:
             return
         private_bytes = reading.anonymous_bytes - reading.shared_bytes
-        grown = max(private_bytes - self._paced_bytes, 0)
-        lead_seconds = LATE_SECONDS + SCAN_FACTOR * self._scan_seconds
-        self._lead_bytes = min(
-            int(grown / seconds * lead_seconds),
-            MAX_LEAD_RESERVES * self.reserve_bytes if self._n_trees else 0,
-        )
-        self._paced_at, self._paced_bytes = now, private_bytes
+        seconds = now - self._paced_at
+        # Releases of 2026 renew the figures only after 0.1 s and more.
+        is_new = private_bytes != self._paced_bytes and seconds >= SAMPLE_SECONDS[0]
+        if is_new or seconds > SETTLE_SECONDS:
+            self._pace = max(private_bytes - self._paced_bytes, 0) / seconds
+            self._paced_at, self._paced_bytes, seconds = now, private_bytes, 0.0
+        lead_seconds = LATE_SECONDS + SCAN_FACTOR * self._scan_seconds + seconds
+        most_bytes = MAX_LEAD_RESERVES * self.reserve_bytes if self._n_trees else 0
+        self._lead_bytes = min(int(self._pace * lead_seconds), most_bytes)
 
     def _eligible_accounts(
         self, left: int, reading: Reading, accounts: Collection[Account]

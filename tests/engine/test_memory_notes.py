@@ -60,14 +60,14 @@ class Notes(MemoryNotes):
 
 def test_a_shortage_is_noted_with_its_figures_and_its_end_once(meter: Meter) -> None:
     notes = Notes()
-    meter.used_bytes = 771 * MIB
+    meter.used_bytes = 671 * MIB
     notes.look()
     [shortage] = notes.written
     assert isinstance(shortage, MemoryShortage)
-    assert (shortage.left_bytes, shortage.size_bytes) == (199 * MIB, 1000 * MIB)
+    assert (shortage.left_bytes, shortage.size_bytes) == (299 * MIB, 1000 * MIB)
     assert notes.n_planned == 1
     assert notes.step() == -math.inf
-    meter.used_bytes = 770 * MIB
+    meter.used_bytes = 670 * MIB
     assert notes.step() == math.inf
     notes.close()
     assert notes.kinds == [MemoryShortage, MemoryRecovered]

@@ -271,9 +271,10 @@ def test_in_gvisor_growth_is_judged_earlier_by_the_time_of_a_scan(policy: Memory
     assert [left_mib(1.5, 100), left_mib(1.6, 300)] == [899, 699], "no tree is known"
     policy.plan_next_sample(1.9, reading(100), [account(1, 10)])
     assert left_mib(2.0, 100) == 899
-    assert left_mib(2.1, 130) == 869 - 30, "300 MiB/s"
-    assert left_mib(2.105, 135) == 864 - 30, "too soon for another pace"
+    assert left_mib(2.1, 130) == 869 - 15, "150 MiB/s"
+    assert left_mib(2.105, 135) == 864 - 16, "too soon for another pace"
     assert left_mib(2.2, 330) == 669 - 200, "2 GiB/s"
+    assert left_mib(2.25, 330) == 669 - 2 * RESERVE, "figures of a moment ago"
     assert left_mib(2.3, 300) == 699, "it shrinks"
     assert left_mib(2.4, 600, 300) == 399, "a file in memory"
     assert policy.plan_next_sample(3.0, reading(300), [account(1, 10)]).needs_scan
