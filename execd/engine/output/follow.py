@@ -219,11 +219,12 @@ def _join_lost(log: OutputLog, events: list[Event]) -> list[Event]:
     joined: list[Event] = []
     for event in events:
         last = joined[-1] if joined else event
-        hole = None
-        if last.kind is event.kind in STREAM_OF and last.offset + last.size_bytes == event.offset:
-            hole = log.hole(STREAM_OF[event.kind])
         end = event.offset + event.size_bytes
-        if hole is not None and hole[0] <= last.offset and end <= hole[1]:
+        is_lost = False
+        if last.kind is event.kind in STREAM_OF and last.offset + last.size_bytes == event.offset:
+            hole_start, hole_end = log.streams[STREAM_OF[event.kind]].hole(end)
+            is_lost = hole_start <= last.offset < event.offset and end <= hole_end
+        if is_lost:
             joined[-1] = Event(event.sequence, event.kind, last.offset, end - last.offset)
         else:
             joined.append(event)

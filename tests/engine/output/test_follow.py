@@ -195,6 +195,21 @@ async def test_an_index_of_another_version_costs_the_numbers_and_no_bytes(
     again.remove()
 
 
+async def test_a_reader_resumes_behind_lost_bytes_that_end_inside_a_character(
+    state_dir: StateDir,
+) -> None:
+    log = await written(state_dir, [("stdout", b"a" * 30 + b"\xc3")], 8, 4)
+    numbers = [event.sequence for event in log.events.after(0, 10)]
+    again = OutputLog(8, lambda _: state_dir.spool("again", 4))
+    again.restore({"stdout": 31}, log.events.pack())
+    assert again.hole("stdout") == (0, 31)
+    for text in (False, True):
+        events = [event async for event in follow(again, numbers[-3], text=text)]
+        assert events == [ExitedEvent(numbers[-1])]
+    log.remove()
+    again.remove()
+
+
 @given(writes=NEARLY_UTF8)
 def test_text_is_cut_between_characters_and_whole_in_the_end(
     state_dir: StateDir, writes: list[tuple[Stream, bytes]]
