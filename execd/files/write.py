@@ -297,11 +297,16 @@ def replace(
             error.errno != errno.EBUSY
             or new_name not in mount_points(new_parent)
             or old_name in mount_points(old_parent)
-            or not stat.S_ISREG(os.stat(old_name, dir_fd=old_parent, follow_symlinks=False).st_mode)
+            or not _is_file(old_parent, old_name)
+            or not _is_file(new_parent, new_name)  # a mounted device, as /dev/null over a secret
         ):
             raise
     write_into(old_parent, old_name, new_parent, new_name, mode)
     return False
+
+
+def _is_file(parent: int, name: bytes) -> bool:
+    return stat.S_ISREG(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
 
 
 def write_into(

@@ -271,6 +271,24 @@ result["left"] = left()
     assert (base / "../config").read_text() == "old", "the file behind the mount"
 
 
+def test_nothing_is_written_into_a_mounted_device(base: Path) -> None:
+    script = """
+assert libc.mount(b"/dev/null", f"{base}/config".encode(), None, MS_BIND, None) == 0
+result["moved"] = attempt(change.move, "x", "config", overwrite=True)[0]
+os.mkdir(base + "/new")
+open(base + "/new/config", "w").write("new")
+copy.copy(root, "new", "copied")
+assert libc.mount(b"/dev/null", f"{base}/copied/config".encode(), None, MS_BIND, None) == 0
+result["copied tree"] = attempt(copy.copy, "new", "copied", overwrite=True)[0]
+result["left"] = left()
+"""
+    assert in_mounts(base, script) == {
+        "moved": "CONFLICT",
+        "copied tree": "CONFLICT",
+        "left": ["config", "copied/config", "new/config", "tree/config", "tree/in/x", "x"],
+    }
+
+
 def test_a_mounted_file_in_a_read_only_directory_is_written_in_place(base: Path) -> None:
     """As in a pod with a read-only root, and a file of a volume in the directory of a program."""
     script = """

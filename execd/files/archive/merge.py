@@ -2,7 +2,8 @@
 
 A trial changes no file of the target, and finds what the kernel would refuse half way:
 
-* An entry of another kind, or a directory without permission to write: the merge ends.
+* An entry of another kind, an entry that may not be replaced, or a directory without permission to
+  write: the merge ends.
 * A directory on another mount takes no rename from here. The trial copies the subtree to that
   mount, under the temporary name in that directory, and the merge goes on from the copy.
 * A mounted file takes no rename at all. The trial checks that the file can be written, and the
@@ -146,7 +147,7 @@ class Merge:
         if target_mode is not None:
             is_mounted_file = path in self._mount_points and not stat.S_ISDIR(target_mode)
             if stat.S_ISDIR(source_mode) != stat.S_ISDIR(target_mode) or (
-                is_mounted_file and not stat.S_ISREG(source_mode)
+                is_mounted_file and not (stat.S_ISREG(source_mode) and stat.S_ISREG(target_mode))
             ):
                 shown = repr(name.decode("utf-8", "replace"))
                 raise Conflict(
@@ -164,6 +165,11 @@ class Merge:
                 return None
         if is_trial:
             self._try_entry(level)
+            if target_mode is not None:
+                # The kernel asks first whether the entry may go (a sticky directory, an immutable
+                # file), and then for its kind.
+                with contextlib.suppress(NotADirectoryError):
+                    os.rmdir(name, dir_fd=level.target)
         else:
             os.rename(name, name, src_dir_fd=level.source, dst_dir_fd=level.target)
         return None

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import stat
 import tarfile
 from typing import TYPE_CHECKING, Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -38,6 +38,9 @@ def bind(name, *, read_only):
         assert libc.mount(None, target, None, flags, None) == 0, os.strerror(ctypes.get_errno())
 bind("bound", read_only=READ_ONLY == "bound")
 bind("config", read_only=READ_ONLY == "config")
+if MASKS:
+    mask = f"{base}/zzz".encode()
+    assert libc.mount(b"/dev/null", mask, None, MS_BIND, None) == 0
 os.makedirs(mount_point + "/deep/er")
 open(mount_point + "/deep/er/own", "w").write("own")
 extraction = unpack.unpack(Root(base), ".", "tar", UnpackingLimits(1 << 30, 1000))
@@ -60,10 +63,15 @@ NAMES = ("aaa", "bound/b", "config", "data/deep/b", "data/deep/er/b", "data/new/
 
 
 def merged(
-    base: Path, read_only: str = "", large: str = "", names: tuple[str, ...] = NAMES
+    base: Path,
+    read_only: str = "",
+    large: str = "",
+    names: tuple[str, ...] = NAMES,
+    *,
+    masks: bool = False,
 ) -> dict[str, Any]:
     """Unpack an archive of ``NAMES`` over ``OLD``, in the mounts of ``MERGE``. A name with a slash
-    at the end is a directory."""
+    at the end is a directory. ``masks``: /dev/null is mounted over ``zzz``."""
     for name in ("data", "bound", "../bound"):
         (base / name).mkdir()
     for name in ("aaa", "config", "zzz", "../config"):
@@ -76,7 +84,7 @@ def merged(
             if name.endswith("/"):
                 info.type, info.size, info.mode = tarfile.DIRTYPE, 0, 0o755
             archive.addfile(info, io.BytesIO(content))
-    script = f"READ_ONLY = {json.dumps(read_only)}\n" + MERGE
+    script = f"READ_ONLY, MASKS = {read_only!r}, {masks}\n" + MERGE
     return on_small_tmpfs(base / "data", script)
 
 
@@ -113,12 +121,29 @@ def test_an_archive_that_a_mount_below_refuses_changes_nothing(
     assert found == OLD
 
 
+def test_an_archive_over_a_mounted_device_changes_nothing(base: Path) -> None:
+    found = merged(base, masks=True)
+    assert (found.pop("error")[0], found.pop("directories")) == ("CONFLICT", ANY)
+    assert found == OLD | {"zzz": "", "times": None}
+
+
 def test_a_read_only_mount_is_no_hindrance_where_the_archive_has_nothing_for_it(
     base: Path,
 ) -> None:
     found = merged(base, "bound", names=("aaa", "bound/", "data/deep/b"))
     assert "error" not in found
     assert (found["aaa"], found["data/deep/b"], found["zzz"]) == ("new", "new", "old")
+
+
+def unpacked(root: Root, *names: str) -> None:
+    """Unpack an archive of empty files."""
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as archive:
+        for name in names:
+            archive.addfile(tarfile.TarInfo(name))
+    extraction = unpack.unpack(root, ".", "tar", UnpackingLimits(1 << 30, 1000))
+    extraction.write(raw.getvalue())
+    extraction.commit()
 
 
 def test_an_archive_changes_nothing_where_one_directory_takes_no_entries(
@@ -129,21 +154,29 @@ def test_an_archive_changes_nothing_where_one_directory_takes_no_entries(
         (base / name).write_text("old")
     (base / "closed").chmod(0o555)
 
-    def unpacked(*names: str) -> None:
-        raw = io.BytesIO()
-        with tarfile.open(fileobj=raw, mode="w") as archive:
-            for name in names:
-                archive.addfile(tarfile.TarInfo(name))
-        extraction = unpack.unpack(root, ".", "tar", UnpackingLimits(1 << 30, 1000))
-        extraction.write(raw.getvalue())
-        extraction.commit()
-
     with pytest.raises(PermissionDenied, match="closed"):
-        unprivileged(lambda: unpacked("aaa", "closed/y"))
+        unprivileged(lambda: unpacked(root, "aaa", "closed/y"))
     assert (base / "aaa").read_text() == "old"
     assert sorted(os.listdir(base)) == ["aaa", "closed"]
-    unprivileged(lambda: unpacked("aaa", "closed/open/x"))
+    unprivileged(lambda: unpacked(root, "aaa", "closed/open/x"))
     assert (base / "aaa").read_text() == (base / "closed/open/x").read_text() == ""
+
+
+@pytest.mark.root
+def test_an_archive_changes_nothing_where_one_file_may_not_be_replaced(
+    root: Root, base: Path
+) -> None:
+    (base / "shared").mkdir()
+    for name in ("aaa", "shared/x"):
+        (base / name).write_text("old")
+    os.chown(base / "shared/x", 1234, -1)
+    os.chown(base / "shared", 1235, -1)
+    (base / "shared").chmod(0o1777)
+    with pytest.raises(PermissionDenied, match="shared/x"):
+        unprivileged(lambda: unpacked(root, "aaa", "shared/x"))
+    assert (base / "aaa").read_text() == "old"
+    unprivileged(lambda: unpacked(root, "aaa", "shared/y"))
+    assert (base / "aaa").read_text() == ""
 
 
 def test_directories_of_an_archive_get_their_modes_and_existing_directories_keep_theirs(
