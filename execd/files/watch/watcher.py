@@ -1,12 +1,14 @@
 """Watch a directory, or a tree of directories, for changes.
 
 Theory. inotify watches single directories and reports names. To report paths, a Watch keeps a
-table: the kernel's number of a watch -> the path of the directory below the top. Four things can
+table: the kernel's number of a watch -> the path of the directory below the top. Five things can
 make the table, or the news, wrong:
 
 * A new directory. User code may make entries in the new directory before the watch is added. So the
   watch is added first, then the directory is listed, and the entries found are reported as created.
   An entry reported twice sums up to a single change.
+* A directory may have moved on before the watch is added. The Watch keeps the name, renames the
+  name with later moves, and looks again at the end of the batch.
 * A moved directory keeps the watch. Inside the tree the Watch changes the paths of the directory
   and of the directories below; after a move out of the tree, the Watch removes the paths. The two
   halves of a move come next to each other; a half alone is a move out or in. An exchange of two
@@ -90,6 +92,8 @@ class Watch:
         survives a replacement of the file."""
         self.place = resolved.place
         self._directories: dict[int, bytes] = {}
+        self._unseen: set[bytes] = set()
+        """Directories that may have no watch: each has moved, or was gone when the Watch looked."""
         self._is_complete = True
         self._inotify = Inotify()
         try:
@@ -153,6 +157,10 @@ class Watch:
                     self._report_exchanged(event, exchanges[event.cookie], batch)
             elif event.mask & _ON_A_NAME and event.watch in self._directories:
                 self._apply(event, batch, arrivals, departures)
+        if self._unseen:
+            for path in self._unseen.difference(self._directories.values()):
+                self._watch_below(path, batch)
+            self._unseen.difference_update(self._directories.values())
         if news.missing == "queue" and not news.is_over:
             self._rebuild_table()
         if batch.has_overflowed:
@@ -184,7 +192,7 @@ class Watch:
             name = (event.watch, event.name)
             back = arrivals[first.cookie]
             if (back.watch, back.name) == name and (
-                self._exists(self._path_of(event))
+                self._may_exist(self._path_of(event))
                 or any(
                     (later.watch, later.name) == name
                     and later.mask & (Mask.DELETE | Mask.MOVED_FROM)
@@ -194,14 +202,15 @@ class Watch:
                 found |= {first.cookie: event, event.cookie: first}
         return found
 
-    def _exists(self, path: bytes | None) -> bool:
+    def _may_exist(self, path: bytes | None) -> bool:
+        """Whether something is at ``path``; True if the directory above has moved on since."""
         if path is None:
             return False
         above, _, name = path.rpartition(b"/")
         try:
             directory = self._open(above)
         except OSError:
-            return False
+            return True
         try:
             os.stat(name, dir_fd=directory, follow_symlinks=False)
         except OSError:
@@ -274,6 +283,7 @@ class Watch:
         elif event.mask & Mask.CREATE:
             self._report_created(path, is_directory, batch)
         elif event.mask & Mask.DELETE:
+            self._unseen.discard(path)
             batch.add(Change("deleted", path, is_directory))
         elif event.mask & Mask.ATTRIB:
             batch.add(Change("chmod", path, is_directory))
@@ -311,7 +321,8 @@ class Watch:
         try:
             top = self._open(path)
         except OSError:
-            return  # gone, or replaced: the watch of the parent reports this
+            self._unseen.add(path)  # gone: the watch of a directory above reports where
+            return
         has_room = True
 
         def add_watch(below: bytes, fd: int) -> None:
@@ -332,7 +343,7 @@ class Watch:
                     batch.add(Change("created", below, visit.step is Step.ENTER))
                 if not has_room:
                     return
-        except TreeChanged:
+        except (TreeChanged, PermissionError):
             self._is_complete = False
         finally:
             os.close(top)
@@ -366,28 +377,35 @@ class Watch:
         return fd
 
     def _below(self, path: bytes) -> list[tuple[int, bytes]]:
-        return [
-            (watch, at)
-            for watch, at in self._directories.items()
-            if at == path or at.startswith(path + b"/")
-        ]
+        return [(watch, at) for watch, at in self._directories.items() if _is_in(path, at)]
 
     def _forget_below(self, path: bytes) -> None:
         for watch, _ in self._below(path):
             self._inotify.remove(watch)
             del self._directories[watch]
+        self._unseen -= {at for at in self._unseen if _is_in(path, at)}
 
     def _rename_below(self, old_path: bytes, path: bytes) -> None:
         for watch, at in self._below(old_path):
             self._directories[watch] = path + at[len(old_path) :]
+        if self._recursive:
+            self._unseen = {
+                path + at[len(old_path) :] if _is_in(old_path, at) else at for at in self._unseen
+            }
+            self._unseen.add(path)
 
     def _rebuild_table(self) -> None:
         for watch in [watch for watch in self._directories if watch != self._top]:
             self._inotify.remove(watch)
         self._directories = {self._top: b""}
+        self._unseen.clear()
         self._is_complete = True
         if self._recursive:
             self._watch_below(b"", None)
+
+
+def _is_in(directory: bytes, path: bytes) -> bool:
+    return path == directory or path.startswith(directory + b"/")
 
 
 def watch(root: Root, path: str, *, recursive: bool = False, sums: bool = True) -> Watch:

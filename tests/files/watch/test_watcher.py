@@ -1,21 +1,25 @@
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from execd.files import tree_walk as walking
 from execd.files.names import Names, next_names
-from execd.files.watch.watcher import Watch, watch
+from execd.files.root import Root
+from execd.files.watch.watcher import News, Watch, watch
+from tests.files.conftest import unprivileged
+from tests.profiles import examples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
-
-    from execd.files.root import Root
 
 
 @pytest.fixture
@@ -47,6 +51,71 @@ def test_what_is_made_in_a_new_directory_while_it_is_looked_at_is_told(
     (base / "a/b/late/x").touch()
     assert first == {b"a", b"a/b"}
     assert changed_paths(watched) == {b"a/b/late", b"a/b/late/x"}
+
+
+def test_a_directory_that_moves_as_soon_as_it_is_made_is_watched(
+    watched: Watch, base: Path
+) -> None:
+    """A tree that is made under a temporary name, as by git and by package managers."""
+    (base / "temporary/in").mkdir(parents=True)
+    (base / "temporary/in/x").touch()
+    (base / "temporary").rename(base / "final")
+    assert told(watched) == {("created", name) for name in (b"final", b"final/in", b"final/in/x")}
+    (base / "final/in/new").mkdir()
+    (base / "final").rename(base / "last")
+    assert ("created", b"last/in/new") in told(watched)
+    (base / "last/in/new/y").touch()
+    assert changed_paths(watched) == {b"last/in/new/y"}
+
+
+PATHS = st.sampled_from(("a", "b", "a/a", "a/b", "b/a", "a/b/a"))
+STEPS = st.lists(
+    st.tuples(st.sampled_from(("make", "move", "move", "remove", "look")), PATHS, PATHS),
+    min_size=3,
+    max_size=12,
+)
+
+
+@examples(4)
+@given(STEPS)
+def test_every_directory_is_watched_under_its_name(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, str, str]]
+) -> None:
+    base = tmp_path_factory.mktemp("base")
+    watched = watch(Root(str(base)), ".", recursive=True)
+    try:
+        for action, name, other in steps:
+            with contextlib.suppress(OSError):
+                if action == "make":
+                    (base / name).mkdir(parents=True)
+                elif action == "move":
+                    (base / name).rename(base / other)
+                elif action == "remove":
+                    shutil.rmtree(base / name)
+            if action == "look":
+                changed_paths(watched)
+        changed_paths(watched)
+        files = [Path(parent, "file") for parent, _, _ in os.walk(base)]
+        for file in files:
+            file.touch()
+        assert changed_paths(watched) == {os.fsencode(file.relative_to(base)) for file in files}
+    finally:
+        watched.close()
+
+
+def test_a_directory_that_cannot_be_read_costs_its_own_changes_only(root: Root, base: Path) -> None:
+    def read_beside_a_closed_directory() -> News:
+        watched = watch(root, ".", recursive=True)
+        try:
+            (base / "closed").mkdir(mode=0)
+            (base / "open").mkdir()
+            return watched.read()
+        finally:
+            watched.close()
+
+    news = unprivileged(read_beside_a_closed_directory)
+    assert news.missing == "directories"
+    assert [change.path for change in news.changes] == [b"closed", b"open"]
 
 
 @pytest.mark.linux_only("the queue has no bound in gVisor")
@@ -120,6 +189,21 @@ def test_exchanged_directories_are_told_as_new_and_watched_on(watched: Watch, ba
         (base / name).touch()
     assert changed_paths(watched) == {b"a/new", b"a/in/new", b"d/b/new", b"d/b/in/new"}
     assert watched.n_directories == n_directories
+
+
+@exchanging
+def test_exchanged_directories_that_move_on_with_their_parent_are_watched(
+    watched: Watch, base: Path
+) -> None:
+    for name in ("a/one/x", "a/two/y"):
+        (base / name).mkdir(parents=True)
+    changed_paths(watched)
+    exchange(base / "a/one", base / "a/two")
+    (base / "a").rename(base / "b")
+    watched.read()
+    for name in ("b/one/y/new", "b/two/x/new"):
+        (base / name).touch()
+    assert changed_paths(watched) == {b"b/one/y/new", b"b/two/x/new"}
 
 
 @exchanging
