@@ -23,9 +23,12 @@ def mount_points(directory: int) -> set[bytes]:
 
 
 def mount_of(directory: int) -> bytes:
-    """Return the mount point that an open directory is below, or is. Raises OSError."""
+    """Return the mount point that an open directory is below, or is. The mount of a chroot's root
+    may have none: b"". Raises OSError."""
     path = _path_of(directory).rstrip(b"/") + b"/"
-    return max((at for at in _all() if path.startswith(at.rstrip(b"/") + b"/")), key=len)
+    return max(
+        (at for at in _all() if path.startswith(at.rstrip(b"/") + b"/")), key=len, default=b""
+    )
 
 
 def _all() -> list[bytes]:

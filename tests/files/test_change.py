@@ -383,6 +383,19 @@ for name, (source, target) in {
     }
 
 
+def test_a_move_needs_no_mount_at_the_root(base: Path) -> None:
+    """As in a chroot: the kernel lists the mounts below the root alone."""
+    (base / "proc").mkdir()
+    script = """
+assert libc.mount(b"/proc", f"{base}/proc".encode(), None, MS_BIND | 0x4000, None) == 0  # MS_REC
+os.chroot(base)
+root = Root("/tree")
+result["moved"] = attempt(change.move, "in/x", "new/x")
+result["content"] = open("/tree/new/x").read()
+"""
+    assert in_mounts(base, script) == {"moved": "None", "content": "old"}
+
+
 def test_the_error_of_a_tree_names_the_entry_that_stays(root: Root, base: Path) -> None:
     (base / "d/a/locked").mkdir(parents=True)
     (base / "d/a/locked/x").touch()
