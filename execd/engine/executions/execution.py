@@ -62,6 +62,8 @@ log = logging.getLogger(__name__)
 # promised 0.5 s.
 TIMEOUT_ANSWER_SECONDS = 0.45
 TIMEOUTS = (ExitReason.TIMEOUT, ExitReason.NO_OUTPUT_TIMEOUT)
+# Causes that end no descendants of a program that has ended before.
+SPARING = (*TIMEOUTS, ExitReason.CLIENT_DISCONNECTED)
 # Any other end, after its grace: the time that the warden gives a kill before it names survivors,
 # and a little for the messages.
 KILL_ANSWER_SECONDS = 3.0
@@ -305,7 +307,8 @@ class Execution:
     def _abandon(self) -> None:
         if self.command.detached or self.command.on_disconnect == "detach":
             return
-        if not self._context.look_for_restore():  # a restore calls ``outlive_callers``
+        # A restore calls ``outlive_callers``. A cell that has said "done" ended by itself.
+        if not (self._context.look_for_restore() or self._sample()):
             self.end(ExitReason.CLIENT_DISCONNECTED, self._context.config.cancel_grace_seconds)
 
     def postpone(self, seconds: float) -> None:
@@ -437,7 +440,7 @@ class Execution:
             self.cause, self.cause_at = cause, at
         assert self.runner is not None
         if self.runner.is_running:
-            self.runner.terminate(grace_seconds, at if cause in TIMEOUTS else 0.0)
+            self.runner.terminate(grace_seconds, at if cause in SPARING else 0.0)
             self.deadlines.answer_within(
                 TIMEOUT_ANSWER_SECONDS if cause in TIMEOUTS else grace_seconds + KILL_ANSWER_SECONDS
             )

@@ -219,6 +219,19 @@ async def test_end_that_is_asked_for_after_a_program_has_ended_is_not_its_reason
     assert (await execution.excerpt("stdout", 100)).head == b"said\n"
 
 
+async def test_caller_that_leaves_after_a_program_has_ended_ends_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path, drain_grace_seconds=2.0) as engine:
+        token, left = new_token(), new_token()
+        execution = begin(engine, f"setsid sleep {left} & : {token}; exit 3")
+        with execution.attach():
+            await execution.wait_started()
+            await wait_until_async(lambda: living(f"sleep {left}") != [] and living(token) == [])
+            assert execution.state is State.RUNNING, "its pipes are still read"
+        result = await execution.wait()
+        assert (result.exit_code, result.exit_reason) == (3, ExitReason.EXITED)
+        assert living(f"sleep {left}") != []
+
+
 async def test_command_that_ended_in_time_keeps_its_reason_however_late_the_daemon_hears_of_it(
     engine: Engine,
 ) -> None:

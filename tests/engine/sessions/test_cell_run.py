@@ -12,7 +12,8 @@ from execd.engine.sessions.session_state import SessionState
 from execd.model import ExitReason
 from tests.engine.sessions.test_forged_frames import DONE, OWN, RESULT, SPEAK, as_bytes
 from tests.engine.sessions.test_manager import begin, run, sessions_in, value
-from tests.waiting import wait_until_async
+from tests.proc.conftest import living, new_token
+from tests.waiting import wait_until, wait_until_async
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -130,3 +131,20 @@ async def test_the_end_of_a_grace_after_the_workers_death_is_no_error(
         assert (await cell.wait()).exit_reason is ExitReason.CANCELED
         await wait_until_async(lambda: time.monotonic() > over, 20)
     assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
+async def test_caller_that_leaves_after_a_cell_is_done_ends_nothing(tmp_path: Path) -> None:
+    async with sessions_in(tmp_path) as engine:
+        session = await engine.sessions.create()
+        token = new_token()
+        code = f"import subprocess; p = subprocess.Popen(['sleep', '{token}'])"
+        cell = begin(engine, session, code)
+        with cell.attach():
+            await cell.wait_started()
+            runner = cell.runner
+            assert runner is not None
+            # The loop does not turn: the cell is done, and its end is not handled yet.
+            wait_until(runner.sample, 20)
+        result = await cell.wait()
+        assert (result.exit_reason, result.killed) == (ExitReason.EXITED, 0)
+        assert living(f"sleep {token}") != []
