@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import math
 from base64 import b64encode
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 TEXT_CHARACTERS = 256 * 1024
 """Longest repr, error message or traceback, in characters."""
@@ -26,7 +29,9 @@ notes."""
 _NOTE_CHARACTERS = 100
 _DEPTH = 50
 _CONTAINER_BYTES = 16
-"""A container counts as at least two numbers of a few digits: CELL_BYTES are reached in seconds."""
+"""A container counts as at least two numbers of a few digits: CELL_BYTES are reached soon."""
+_LARGE_BYTES = 1024
+"""A larger container is converted once, however many containers hold the container."""
 _DECIMAL_BITS = 2_000
 """Longer integers become hexadecimal. Python writes these in decimal whatever limit of digits user
 code sets: 640 is the least (sys.int_info)."""
@@ -41,10 +46,11 @@ class ErrorDescription(NamedTuple):
 
 
 def truncate(text: str, characters: int = TEXT_CHARACTERS) -> str:
-    """Return ``text``, or the first ``characters`` and a note of the number of omitted ones."""
+    """Return ``text``, or the first ``characters`` and a note of the number of omitted ones. A long
+    ``text`` may be a part (``limit_reprs``)."""
     if len(text) <= characters:
         return text
-    return f"{text[:characters]}... [{len(text) - characters} characters omitted]"
+    return f"{text[:characters]}... [at least {len(text) - characters} characters omitted]"
 
 
 def describe_error(
@@ -67,10 +73,11 @@ def describe_error(
     )
 
 
-def limit_string_reprs(formatter: Any) -> None:
-    """Make the text/plain formatter cut long str and bytes values before their repr.
+def limit_reprs(formatter: Any) -> None:
+    """Make the text/plain formatter stop near TEXT_CHARACTERS.
 
-    The repr of a string of 1 GiB would take several GiB of memory.
+    The repr of a string of 1 GiB would take several GiB of memory. A list that holds another list
+    twice, which holds a third list twice, and so on, has more text than any memory.
     """
     plain = formatter.formatters["text/plain"]
 
@@ -84,6 +91,21 @@ def limit_string_reprs(formatter: Any) -> None:
 
     for kind in (str, bytes):
         plain.for_type(kind, printed)
+    for kind, own in list(plain.type_printers.items()):
+        if kind not in (int, float):  # a number has no parts
+            plain.for_type(kind, _stop_after_text(own))
+
+
+def _stop_after_text(own: Callable[[Any, Any, bool], None]) -> Callable[[Any, Any, bool], None]:
+    """Return a printer that stands for all that ``own`` would print behind TEXT_CHARACTERS."""
+
+    def printed(value: Any, printer: Any, cycle: bool) -> None:
+        if printer.output.tell() > TEXT_CHARACTERS:
+            printer.text("...")
+        else:
+            own(value, printer, cycle)
+
+    return printed
 
 
 def fit_bundle(data: dict[str, Any]) -> dict[str, Any]:
@@ -118,6 +140,8 @@ class _Conversion:
         self._bytes_left = CELL_BYTES
         self._open: set[int] = set()
         """The ids of the containers around the value."""
+        self._large: dict[tuple[int, int], tuple[Any, Any, int]] = {}
+        """By id and depth: the container (the id is in use as long), its form and its bytes."""
 
     def convert(self, value: Any) -> Any:
         kind = type(value)
@@ -146,14 +170,21 @@ class _Conversion:
             raise ValueError("a value that contains itself has no JSON form")
         if len(self._open) == _DEPTH:
             return f"[... more than {_DEPTH} levels]"
+        key = id(value), len(self._open)
+        if key in self._large:
+            _, found, size_bytes = self._large[key]
+            self._count(size_bytes)
+            return found
         self._open.add(id(value))
+        before = self._bytes_left
         self._count(_CONTAINER_BYTES)
-        found: Any
         if isinstance(value, dict):
             found = {self.convert(str(key)): self.convert(item) for key, item in value.items()}
         else:
             found = [self.convert(item) for item in value]
         self._open.discard(id(value))
+        if (size_bytes := before - self._bytes_left) > _LARGE_BYTES:
+            self._large[key] = value, found, size_bytes
         return found
 
     def _count(self, size_bytes: int) -> None:

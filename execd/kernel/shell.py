@@ -130,7 +130,7 @@ class Shell(InteractiveShell):
     def init_display_formatter(self) -> None:
         self.display_formatter = DisplayFormatter(parent=self)
         self.configurables.append(self.display_formatter)
-        mime_bundles.limit_string_reprs(self.display_formatter)
+        mime_bundles.limit_reprs(self.display_formatter)
 
     def enable_gui(self, gui: object = None) -> None:
         """Do nothing: a session has no window system."""

@@ -331,6 +331,29 @@ def test_a_value_whose_json_is_longer_than_memory_is_said_to_be_omitted(
     assert "omitted: more than" in cell.of("display")[0]["data"]["text/plain"]
 
 
+@pytest.mark.parametrize("show", ["x", SHOW], ids=["text", "json"])
+def test_a_value_that_repeats_its_parts_costs_no_more_than_the_text_that_is_shown(
+    worker: WorkerProcess, show: str
+) -> None:
+    worker.run(
+        "n = 0\n"
+        "class Part:\n"
+        "    def __repr__(self):\n        global n\n        n += 1\n        return 2000 * 'p'\n"
+        "x = Part()\n"
+        "for _ in range(45): x = [x, x]"
+    )
+    [frame] = [frame for frame in worker.run(show).frames if "data" in frame]
+    assert "omitted" in frame["data"]["text/plain"]
+    assert 0 < int(worker.run("n").text or "") < 1000
+
+
+def test_a_value_that_repeats_a_large_part_is_shown_in_full(worker: WorkerProcess) -> None:
+    cell = worker.run(f"y = list(range(1000))\nx = [y, [y, y], {{'y': [[y]]}}, (y,)]\n{SHOW}")
+    y = list(range(1000))
+    shown = [y, [y, y], {"y": [[y]]}, [y]]
+    assert cell.of("display")[0]["data"]["application/json"] == shown
+
+
 def test_a_value_of_many_levels_ends_in_a_remark(worker: WorkerProcess) -> None:
     cell = worker.run(f"x = 1\nfor _ in range(400): x = {{'x': x}}\n{SHOW}")
     assert "[... more than 50 levels]" in json.dumps(cell.of("display"))
