@@ -265,8 +265,11 @@ class CellRunner:
             await self._woken
             duration_seconds = round(time.monotonic() - self._began, 6)
             execution.deadlines.stop()
+            was_told_to_end = execution.cause is not None
             await self._end_rest(execution)
             counted = await self._take_rest(worker, execution)
+            if not was_told_to_end:
+                await self._end_rest(execution)  # perhaps a limit was told with the figures
             if self._options.is_last and self._done.done() and not worker.is_ending:
                 time_left = max(0.0, execution.deadlines.seconds_to_answer)
                 if not await worker.end(min(END_SECONDS, time_left)):
@@ -427,13 +430,10 @@ class CellRunner:
             execution.exceed_limit(TREE_LIMITS[limit], value)
         elif execution.cause is None and self._counting is not None and self._counting.done():
             # Otherwise the warden speaks of what the cell before left behind, and has ended nothing
-            # else. A cell that is done by now is over by itself, or because its program got KILL;
-            # the warden sends this message before it sends the figures.
-            if self._done.done():
-                execution.exceed_limit(ExitReason.CPU_LIMIT, value)
-            else:
-                execution.excess = value
-                execution.end(ExitReason.CPU_LIMIT, self._config.interrupt_grace_seconds)
+            # else. A cell that is done by now may be over because its program got KILL; the warden
+            # sends this message before it sends the figures.
+            execution.excess = value
+            execution.end(ExitReason.CPU_LIMIT, self._config.interrupt_grace_seconds)
 
     def _receive(self, claim: worker_messages.Rich | worker_messages.Done, size_bytes: int) -> bool:
         """Take a frame. Return whether the frame was of use, or would have been before the answer;

@@ -6,10 +6,11 @@ import time
 from typing import TYPE_CHECKING
 
 import msgspec
+import psutil
 import pytest
 
 from execd.engine.sessions.session_state import SessionState
-from execd.model import ExitReason
+from execd.model import ExitReason, Limits
 from tests.engine.sessions.test_forged_frames import DONE, OWN, RESULT, SPEAK, as_bytes
 from tests.engine.sessions.test_manager import begin, run, sessions_in, value
 from tests.proc.conftest import living, new_token
@@ -148,3 +149,33 @@ async def test_caller_that_leaves_after_a_cell_is_done_ends_nothing(tmp_path: Pa
         result = await cell.wait()
         assert (result.exit_reason, result.killed) == (ExitReason.EXITED, 0)
         assert living(f"sleep {token}") != []
+
+
+async def test_limit_that_is_heard_of_after_the_cell_is_done_ends_what_the_cell_has_begun(
+    tmp_path: Path,
+) -> None:
+    async with sessions_in(tmp_path, interrupt_grace_seconds=0.2) as engine:
+        session = await engine.sessions.create(limits=Limits(cpu_seconds=1))
+        left, busy = new_token(), new_token()
+        deaf = f"trap : TERM; while :; do sleep {left}; done"
+        cell = begin(
+            engine,
+            session,
+            "import subprocess, sys\n"
+            f"deaf = subprocess.Popen(['sh', '-c', {deaf!r}])\n"
+            f"code = subprocess.call([sys.executable, '-c', 'while True: pass', '{busy}'])",
+        )
+        await cell.wait_started()
+        await wait_until_async(lambda: living(busy) and living(f"sleep {left}"), 20)
+        worker = session.worker
+        assert worker is not None
+        busy_process = psutil.Process(*living(busy))
+        await wait_until_async(lambda: busy_process.cpu_times().user > 0.2, 20)
+        await worker.memory_bytes()  # the warden has begun to count the cell
+        runner = cell.runner
+        assert runner is not None
+        wait_until(runner.sample, 20)  # the loop does not turn
+        result = await cell.wait()
+        assert (result.exit_reason, result.survivors) == (ExitReason.CPU_LIMIT, ())
+        assert living(f"sleep {left}") == []
+        assert session.generation == 1
