@@ -44,7 +44,7 @@ from execd.engine.executions import exit_status
 from execd.engine.executions.environment import MARKER
 from execd.engine.sessions import worker_messages
 from execd.engine.sessions.session_log import CellEnded
-from execd.engine.sessions.session_worker import END_SECONDS, FORCED_NOTE
+from execd.engine.sessions.session_worker import END_SECONDS
 from execd.errors import Conflict, InvalidArgument, PreconditionFailed
 from execd.kernel import frames
 from execd.model import (
@@ -272,10 +272,9 @@ class CellRunner:
                 await self._end_rest(execution)  # perhaps a limit was told with the figures
             if self._options.is_last and self._done.done() and not worker.is_ending:
                 time_left = max(0.0, execution.deadlines.seconds_to_answer)
-                if not await worker.end(min(END_SECONDS, time_left)):
-                    writing = execution.append("stderr", FORCED_NOTE)
-                    if writing is not None:
-                        await writing
+                note = await worker.end(min(END_SECONDS, time_left))
+                if note is not None and (writing := execution.append("stderr", note)) is not None:
+                    await writing
         finally:
             worker.gone.remove_done_callback(self._wake)
             execution.deadlines.overdue.remove_done_callback(self._wake)

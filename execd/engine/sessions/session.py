@@ -494,9 +494,12 @@ class Session:
             await asyncio.wait(
                 (turn, worker.gone), timeout=END_SECONDS, return_when=asyncio.FIRST_COMPLETED
             )
-            if not worker.is_ending and not (turn.done() and await worker.end()):
+            note = None
+            if not worker.is_ending:
+                note = await worker.end() if turn.done() else FORCED_NOTE
+            if note is not None:
                 log.warning("an interpreter was killed before its end", extra={"session": self.id})
-                self.log.take_output("stderr", FORCED_NOTE)
+                self.log.take_output("stderr", note)
         finally:
             worker.kill()
             self.give_turn(turn)

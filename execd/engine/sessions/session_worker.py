@@ -34,7 +34,7 @@ from execd.engine.sessions import worker_messages
 from execd.engine.sessions.link import Link
 from execd.model import STREAMS
 from execd.proc import credential_socket, tree_mark
-from execd.proc.messages import Adopt
+from execd.proc.messages import Adopt, Exited
 from execd.proc.rlimits import rlimits
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from execd.model import Limits, Stream
     from execd.proc.child import Child, Lost
     from execd.proc.client import WardenClient
-    from execd.proc.messages import CellKilled, Exited, Killed, Measured
+    from execd.proc.messages import CellKilled, Killed, Measured
     from execd.proc.spawn import Identity
 
     Sink = Callable[[Stream, bytes], Awaitable[None] | None]
@@ -58,6 +58,10 @@ FORCED_NOTE = (
     f"[the interpreter did not end within {END_SECONDS:g} s and was killed: the text in the "
     "buffers of its files is lost]\n"
 ).encode()
+KILLED_NOTE = (
+    b"[the interpreter was killed in its exit functions: the text in the buffers of its files may "
+    b"be lost]\n"
+)
 END_REQUEST = 0  # requests of sessions have numbers above
 CONFIGURE_SECONDS = 10.0
 
@@ -399,18 +403,22 @@ class SessionWorker:
         assert self._child is not None, "not adopted yet"
         return self._child.measure(anew=True, work_began=work_began)
 
-    async def end(self, within_seconds: float = END_SECONDS) -> bool:
+    async def end(self, within_seconds: float = END_SECONDS) -> bytes | None:
         """End an idle worker in order: exit functions run, and files get the text in their buffers.
-        Then kill the worker and its tree, in any case. Return whether the worker was in time: an
-        exit function may end the process before the reply."""
+        Then kill the worker and its tree, in any case. Return a note for the user if text may be
+        lost. An exit function may exit before the reply."""
         self._is_told_to_end = True
         try:
             await self.request({"type": "end", "id": END_REQUEST}, within_seconds)
         except WorkerLost:
-            return self.gone.done()
+            if not self.gone.done():
+                return FORCED_NOTE
+            ended = self.gone.result()
+            has_exited = isinstance(ended, Exited) and os.WIFEXITED(ended.wait_status)
+            return None if has_exited else KILLED_NOTE
         finally:
             self.kill()
-        return True
+        return None
 
     def kill(self) -> None:
         """Kill the worker and its tree. ``gone`` is done when the worker has ended."""

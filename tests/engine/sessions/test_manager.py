@@ -21,7 +21,7 @@ from execd.engine.executions.command import code_program
 from execd.engine.sessions import session_worker, zygote_client
 from execd.engine.sessions.cell_run import CellOptions, CellRunner
 from execd.engine.sessions.session_state import SessionState
-from execd.engine.sessions.session_worker import SessionWorker
+from execd.engine.sessions.session_worker import KILLED_NOTE, SessionWorker
 from execd.engine.sessions.zygote_process import ZygoteProcess
 from execd.errors import (
     Conflict,
@@ -837,13 +837,35 @@ async def test_code_whose_interpreter_does_not_end_says_so(
     assert b"did not end within" in (stderr.memory.read(0, stderr.total_bytes) or b"")
 
 
-@pytest.mark.parametrize("end", ["os._exit(3)", "os.kill(os.getpid(), 9)"])
-async def test_interpreter_that_an_exit_function_ends_was_in_time(engine: Engine, end: str) -> None:
-    code = f"import atexit, os\n_ = atexit.register(lambda: {end})"
+async def test_interpreter_that_an_exit_function_ends_was_in_time(engine: Engine) -> None:
+    code = "import atexit, os\n_ = atexit.register(os._exit, 3)"
     submitted = engine.run_code(code_command(code), CellOptions(), session_id=None, keep=False)
     result = await submitted.execution.wait()
     assert (result.exit_code, result.exit_reason) == (0, ExitReason.EXITED)
     assert submitted.execution.total_bytes("stderr") == 0
+
+
+# As the memory guard and the kernel do.
+KILLING_EXIT = "import atexit, os\n_ = atexit.register(os.kill, os.getpid(), 9)"
+
+
+async def test_interpreter_that_is_killed_in_its_exit_functions_says_so(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    submitted = engine.run_code(
+        code_command(KILLING_EXIT), CellOptions(), session_id=None, keep=False
+    )
+    result = await submitted.execution.wait()
+    assert (result.exit_code, result.exit_reason) == (0, ExitReason.EXITED)
+    stderr = submitted.execution.output.streams["stderr"]
+    assert stderr.memory.read(0, stderr.total_bytes) == KILLED_NOTE
+    session = await engine.sessions.create()
+    await run(engine, session, KILLING_EXIT)
+    await engine.sessions.restart(session)
+    cell = await run(engine, session, "1")
+    assert cell.cell.background is not None
+    assert cell.cell.background.stderr == KILLED_NOTE
+    assert "an interpreter was killed before its end" in caplog.messages
 
 
 async def test_cell_that_waits_for_input_does_not_hold_up_the_end_of_its_session(
