@@ -179,3 +179,29 @@ async def test_limit_that_is_heard_of_after_the_cell_is_done_ends_what_the_cell_
         assert (result.exit_reason, result.survivors) == (ExitReason.CPU_LIMIT, ())
         assert living(f"sleep {left}") == []
         assert session.generation == 1
+
+
+async def test_what_a_thread_starts_after_its_cell_was_ended_ends_with_the_session(
+    tmp_path: Path,
+) -> None:
+    async with sessions_in(tmp_path) as engine:
+        session = await engine.sessions.create()
+        token = new_token()
+        cell = begin(
+            engine,
+            session,
+            "import os, subprocess, threading, time\n"
+            "def work():\n"
+            "    open('begun', 'w').close()\n"
+            "    while not os.path.exists('ended'): time.sleep(0.01)\n"
+            f"    subprocess.run(['sleep', '{token}'])\n"
+            "threading.Thread(target=work).start()\n"
+            "time.sleep(1000)",
+        )
+        await wait_until_async(lambda: (tmp_path / "base/begun").exists(), 20)
+        cell.end(ExitReason.INTERRUPTED, 4.0)
+        assert (await cell.wait()).survivors == ()
+        (tmp_path / "base/ended").touch()
+        await wait_until_async(lambda: living(f"sleep {token}"), 20)
+        await engine.sessions.restart(session)
+        await wait_until_async(lambda: not living(f"sleep {token}"), 20)
