@@ -135,7 +135,7 @@ PURE = _words(
     engine.output.head_tail engine.executions.admission engine.executions.end_message
     engine.executions.exit_status engine.executions.page_cursor engine.executions.plain_words
     engine.executions.registry engine.executions.state engine.restore_detector
-    engine.sessions.session_state engine.sessions.worker_messages
+    engine.sessions.cell_result engine.sessions.session_state engine.sessions.worker_messages
     api.docs.example api.docs.example_replies api.docs.examples api.docs.execution_examples
     api.docs.file_examples api.docs.links api.docs.openapi api.docs.python_runtime_examples
     api.docs.sandbox_examples api.docs.schemas api.docs.session_examples api.docs.words

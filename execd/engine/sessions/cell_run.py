@@ -36,35 +36,34 @@ import asyncio
 import math
 import signal
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from execd.engine.executions import exit_status
 from execd.engine.executions.environment import MARKER
 from execd.engine.sessions import worker_messages
+from execd.engine.sessions.cell_result import CellEnd, decide, usage_of_cell
 from execd.engine.sessions.session_log import CellEnded
 from execd.engine.sessions.session_worker import END_SECONDS
 from execd.errors import Conflict, InvalidArgument, PreconditionFailed
 from execd.kernel import frames
 from execd.model import (
-    NO_EXIT_CODE,
-    UNKNOWN_USAGE,
     CellFacts,
     DisplayKind,
     DisplayMessage,
     ExitReason,
     Result,
-    Usage,
 )
-from execd.proc.child import Lost
-from execd.proc.messages import CellKilled, Exited, Killed, Measured
 
 if TYPE_CHECKING:
     from execd.config import Config
     from execd.engine.executions.execution import Execution
     from execd.engine.sessions.session import Session
     from execd.engine.sessions.session_worker import SessionWorker
+    from execd.proc.child import Lost
+    from execd.proc.messages import CellKilled, Killed, Measured
+
+T = TypeVar("T")
 
 # An honest worker sends less for one cell. A worker that sends more is under the control of user
 # code.
@@ -287,16 +286,25 @@ class CellRunner:
                 self._settling = asyncio.create_task(
                     self._settle(worker), name=f"settling-{execution.id}"
                 )
-        done = self._done.result() if self._done.done() else None
-        result = self._decide(execution, worker, self._usage(execution, worker, counted))
-        result = msgspec.structs.replace(result, duration_seconds=duration_seconds)
-        ended = [killing.result() for killing in self._kills if killing.done()]
-        if ended:
-            result = msgspec.structs.replace(
-                result,
-                killed=sum(answer.killed for answer in ended if not isinstance(answer, Lost)),
-                survivors=tuple(ended[-1].survivors),
-            )
+        done = _result(self._done)
+        ended = _result(worker.gone)
+        usage = usage_of_cell(
+            sum(log.total_bytes for log in execution.output.streams.values()),
+            _result(self._counting),
+            _result(counted),
+            ended,
+        )
+        end = CellEnd(
+            execution.cause,
+            done,
+            worker.gone.done(),
+            ended,
+            worker.fault,
+            worker.lost_threads,
+            [killing.result() for killing in self._kills if killing.done()],
+            duration_seconds,
+        )
+        result = decide(end, usage)
         is_success = (
             result.exit_reason is ExitReason.EXITED
             and done is not None
@@ -462,91 +470,7 @@ class CellRunner:
         execution.output.append_rich(DisplayMessage(RICH_KINDS[type(claim)], fields), size_bytes)
         return True
 
-    def _usage(
-        self,
-        execution: Execution,
-        worker: SessionWorker,
-        counted: asyncio.Future[Measured] | None,
-    ) -> Usage:
-        """``counted``: the answer at the cell's end, if its count has begun."""
-        output_bytes = sum(log.total_bytes for log in execution.output.streams.values())
-        if self._counting is None:
-            return msgspec.structs.replace(UNKNOWN_USAGE, output_bytes=output_bytes)
-        used: Measured | Exited | None = None
-        # An answer without a size says that the worker had ended by then. Then the worker's end has
-        # the figures, unless the end came before the count.
-        if counted is not None and counted.done() and counted.result().max_rss_bytes:
-            used = counted.result()
-        elif worker.gone.done() and isinstance(ended := worker.gone.result(), Exited):
-            used = (
-                ended if self._counting.done() and self._counting.result().max_rss_bytes else None
-            )
-        if used is None:
-            return msgspec.structs.replace(UNKNOWN_USAGE, output_bytes=output_bytes)
-        return Usage(
-            user_seconds=round(used.user_seconds, 6),
-            system_seconds=round(used.system_seconds, 6),
-            max_rss_bytes=used.max_rss_bytes or None,
-            peak_tree_bytes=used.peak_tree_bytes or None,
-            processes=used.processes if used.peak_tree_bytes else None,
-            output_bytes=output_bytes,
-        )
 
-    def _decide(self, execution: Execution, worker: SessionWorker, usage: Usage) -> Result:
-        """Make the result from the done frame, the worker's end, or the lack of both."""
-        if self._done.done():
-            done = self._done.result()
-            reason = execution.cause or ExitReason.EXITED
-            # SystemExit has a code, and ends the cell but not the session. A cell that was told to
-            # end has not succeeded, even if its code went on to the last line.
-            exit_code = 0
-            if done.status == "error" or reason is not ExitReason.EXITED:
-                exit_code = (0 if done.exit is None else done.exit.code) or 1
-            return Result(
-                exit_code=exit_code,
-                term_signal=None,
-                exit_reason=reason,
-                usage=usage,
-            )
-        hint = ""
-        if worker.lost_threads and execution.cause in (ExitReason.TIMEOUT, ExitReason.INTERRUPTED):
-            hint = f"; perhaps because it is a branch: {'; '.join(worker.lost_threads)}"
-        ended = worker.gone.result() if worker.gone.done() else None
-        if isinstance(ended, Exited):
-            exit_ = exit_status.decode(ended.wait_status)
-            how = (
-                f"exit code {exit_.exit_code}"
-                if exit_.term_signal is None
-                else f"signal {exit_.term_signal}"
-            )
-            return Result(
-                # 0 would be the process' own success, and not the success of the cell.
-                exit_code=NO_EXIT_CODE if exit_.exit_code == 0 else exit_.exit_code,
-                term_signal=exit_.term_signal,
-                exit_reason=execution.cause or ExitReason.WORKER_DIED,
-                message=(
-                    f"the session's process ended with {how}, and its state with it{hint}"
-                    if worker.fault is None
-                    else f"the session's process was ended, and its state with it: {worker.fault}"
-                ),
-                usage=usage,
-            )
-        if worker.gone.done():
-            assert ended is None or isinstance(ended, Lost)
-            reason, message = (
-                ExitReason.INIT_KILLED,
-                "the session's process was killed, and its state with it",
-            )
-        else:
-            reason, message = (
-                ExitReason.TIMEOUT,
-                "the cell was told to stop and has not yet; the next one waits for it",
-            )
-        return Result(
-            exit_code=None,
-            term_signal=signal.SIGKILL if worker.gone.done() else signal.SIGINT,
-            exit_reason=execution.cause or reason,
-            message=f"{message}{hint}",
-            usage=usage,
-            survivors=ended.survivors if isinstance(ended, Lost) else (),
-        )
+def _result(future: asyncio.Future[T] | None) -> T | None:
+    """Return what the future has by now."""
+    return future.result() if future is not None and future.done() else None

@@ -19,7 +19,7 @@ import pytest
 
 from execd.engine.executions.command import code_program
 from execd.engine.sessions import session_worker, zygote_client
-from execd.engine.sessions.cell_run import CellOptions, CellRunner
+from execd.engine.sessions.cell_run import CellOptions
 from execd.engine.sessions.session_state import SessionState
 from execd.engine.sessions.session_worker import KILLED_NOTE, SessionWorker
 from execd.engine.sessions.zygote_process import ZygoteProcess
@@ -439,7 +439,7 @@ async def test_fault_of_our_own_in_a_cell_is_an_answer_and_no_second_run(
     session = await engine.sessions.create()
     await run(engine, session, "n = 0")
     with monkeypatch.context() as patch:
-        patch.setattr(CellRunner, "_decide", lambda *_: 1 // 0)
+        patch.setattr("execd.engine.sessions.cell_run.decide", lambda *_: 1 // 0)
         cell = engine.submit_cell(session, code_command("n += 1"), CellOptions(), key="k").execution
         with pytest.raises(Internal, match=cell.id):
             await cell.wait()
