@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from execd.engine.store.journal import MemoryRecovered, MemoryShortage
-from execd.proc.memory import MAX_LEAD_RESERVES
+from execd.proc.memory import MAX_LEAD_RESERVES, unused_bytes
 from execd.proc.memory_meter import open_meter
 
 if TYPE_CHECKING:
@@ -74,8 +74,7 @@ class MemoryNotes:
         ):
             reading = meter.read()
             size_bytes = min(self._memory.size_bytes, reading.total_bytes)
-            unseen_bytes = min(self._runtime_bytes(), size_bytes // 2)
-            left_bytes = size_bytes - reading.used_bytes - unseen_bytes
+            left_bytes = unused_bytes(reading, size_bytes, self._runtime_bytes())
             if left_bytes < NEAR_RESERVES * self._memory.reserve_bytes:
                 return MemoryShortage(time.time(), left_bytes, size_bytes)
         return None

@@ -64,12 +64,13 @@ class CuttingProxy:
         """The bytes that were forwarded."""
         self.stalls = False
         """Keep the connections open that would be reset, and forward no more, while true."""
-        self.is_silent = False
-        """Accept connections and forward nothing, as for a pod that is gone, while true."""
+        self._speaks = asyncio.Event()
+        self._speaks.set()
         self.port = 0
         """Chosen by the kernel in ``begin``."""
 
     async def begin(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
 
@@ -80,6 +81,13 @@ class CuttingProxy:
         """Reset the next ``n_cuts`` connections, each after at most ``most_bytes`` bytes."""
         self.cuts_left = n_cuts
         self.least_bytes, self.most_bytes = least_bytes, most_bytes
+
+    def fall_silent(self) -> None:
+        """Accept connections and forward nothing, as for a pod that is gone, until ``speak``."""
+        self._loop.call_soon_threadsafe(self._speaks.clear)
+
+    def speak(self) -> None:
+        self._loop.call_soon_threadsafe(self._speaks.set)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         left = [1 << 62]
@@ -95,7 +103,7 @@ class CuttingProxy:
                 asyncio.create_task(self._copy(upstream_reader, writer, left)),
             ]
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-            await self._end_silence()
+            await self._speaks.wait()
             for way in ways:
                 way.cancel()
         finally:
@@ -107,17 +115,13 @@ class CuttingProxy:
                     own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABORT)
                 closed.transport.abort()
 
-    async def _end_silence(self) -> None:
-        while self.is_silent:  # noqa: ASYNC110  # another thread sets the flag
-            await asyncio.sleep(0.02)
-
     async def _copy(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, left: list[int]
     ) -> None:
         """Ends at the end of the stream, or with the last byte that may pass."""
         with contextlib.suppress(OSError):
             while data := await reader.read(16384):
-                await self._end_silence()
+                await self._speaks.wait()
                 passed = data[: left[0]]
                 left[0] -= len(data)
                 self.n_bytes += len(passed)

@@ -54,10 +54,10 @@ def test_each_call_to_an_address_that_falls_silent_ends(target: Target, sandbox:
         client = Execd(f"http://127.0.0.1:{proxy.port}", retry_seconds=RETRY_SECONDS)
         ends.enter_context(client)
         pool = ends.enter_context(ThreadPoolExecutor(1 + len(CALLS)))
-        ends.callback(setattr, proxy, "is_silent", False)
+        ends.callback(proxy.speak)
         waits = {"stream": pool.submit(follow, client)}
         assert begun.wait(patience.seconds(30))
-        proxy.is_silent = True
+        proxy.fall_silent()
         silent_since = time.monotonic()
         waits |= {name: pool.submit(call, client) for name, call in CALLS.items()}
         for name, wait in waits.items():

@@ -511,9 +511,26 @@ def test_a_sample_that_took_long_beside_busy_trees_puts_off_no_other(
 ) -> None:
     limited = monitor.open_account(1, 5 * MIB)
     clock = itertools.count(1.0, 0.1)
-    monkeypatch.setattr(memory, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    clocks = SimpleNamespace(monotonic=lambda: next(clock), thread_time=lambda: 0.5)
+    monkeypatch.setattr(memory, "time", clocks)
     monitor.sample([limited])
     assert monitor.next_sample <= next(clock) + SAMPLE_SECONDS[1]
+
+
+@pytest.mark.parametrize(("runtime_bytes", "pause_seconds"), [(0, 2.0), (MIB, 0.25)])
+def test_a_sample_is_followed_by_a_pause_for_its_cpu_time_but_in_gvisor(
+    monitor: MemoryMonitor,
+    monkeypatch: pytest.MonkeyPatch,
+    runtime_bytes: int,
+    pause_seconds: float,
+) -> None:
+    limited = monitor.open_account(1, 1 << 60)
+    monitor.policy.runtime_bytes = runtime_bytes
+    busy = itertools.count(0.0, 0.1)
+    clocks = SimpleNamespace(monotonic=lambda: 1.0, thread_time=lambda: next(busy))
+    monkeypatch.setattr(memory, "time", clocks)
+    monitor.sample([limited])
+    assert monitor.next_sample == 1.0 + pause_seconds
 
 
 def test_a_tree_is_looked_at_from_when_it_is_there_and_not_from_when_it_was_asked_for(

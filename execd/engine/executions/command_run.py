@@ -23,7 +23,7 @@ from execd.engine.executions.execution import KILL_ANSWER_SECONDS
 from execd.engine.executions.state import ExecutionPhase
 from execd.engine.executions.stdio import ProgramIO, give_to_user
 from execd.errors import ResourceExhausted, Unavailable
-from execd.model import UNKNOWN_USAGE, ExitReason, Result, Usage
+from execd.model import UNKNOWN_USAGE, ExitReason, Result
 from execd.proc.child import Child, Lost
 from execd.proc.client import SpawnError, WardenLost
 from execd.proc.messages import Exited, Spawn
@@ -423,15 +423,7 @@ def decide(
             ended.user_seconds + ended.system_seconds,
             streams["stderr"].memory,
         ),
-        usage=Usage(
-            user_seconds=round(ended.user_seconds, 6),
-            system_seconds=round(ended.system_seconds, 6),
-            max_rss_bytes=ended.max_rss_bytes or None,
-            peak_tree_bytes=ended.peak_tree_bytes or None,
-            # Scans count the processes, and no scan has seen the tree if there is no peak.
-            processes=ended.processes if ended.peak_tree_bytes else None,
-            output_bytes=output_bytes,
-        ),
+        usage=exit_status.usage(ended, output_bytes),
         duration_seconds=duration_seconds,
         killed=n_killed,
         survivors=survivors,

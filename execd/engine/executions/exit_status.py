@@ -1,4 +1,4 @@
-"""Exit statuses of wait4(2), decoded. Pure."""
+"""What wait4(2) and the warden tell of an end, decoded. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from execd.model import (
     SIGNAL_EXIT_CODE,
     ExitReason,
     Limits,
+    Usage,
 )
 
 if TYPE_CHECKING:
     from execd.engine.output.head_tail import HeadTail
+    from execd.proc.messages import Exited, Measured
 
 # execve(2): no file has the name of the program, or of its interpreter. Any other error is of a
 # file that is there: no permission, a directory, an unknown format.
@@ -34,6 +36,19 @@ class Exit(NamedTuple):
 
     exit_code: int | None
     term_signal: int | None
+
+
+def usage(counted: Exited | Measured, output_bytes: int) -> Usage:
+    """Return what a program or a cell has used. ``output_bytes``: of both streams."""
+    return Usage(
+        user_seconds=round(counted.user_seconds, 6),
+        system_seconds=round(counted.system_seconds, 6),
+        max_rss_bytes=counted.max_rss_bytes or None,
+        peak_tree_bytes=counted.peak_tree_bytes or None,
+        # Scans count the processes, and no scan has seen the tree if there is no peak.
+        processes=counted.processes if counted.peak_tree_bytes else None,
+        output_bytes=output_bytes,
+    )
 
 
 def decode(wait_status: int) -> Exit:

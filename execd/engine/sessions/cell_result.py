@@ -123,11 +123,4 @@ def usage_of_cell(
         used = ended
     if used is None:
         return msgspec.structs.replace(UNKNOWN_USAGE, output_bytes=output_bytes)
-    return Usage(
-        user_seconds=round(used.user_seconds, 6),
-        system_seconds=round(used.system_seconds, 6),
-        max_rss_bytes=used.max_rss_bytes or None,
-        peak_tree_bytes=used.peak_tree_bytes or None,
-        processes=used.processes if used.peak_tree_bytes else None,
-        output_bytes=output_bytes,
-    )
+    return exit_status.usage(used, output_bytes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -187,21 +189,22 @@ async def test_what_a_thread_starts_after_its_cell_was_ended_ends_with_the_sessi
     async with sessions_in(tmp_path) as engine:
         session = await engine.sessions.create()
         token = new_token()
+        os.mkfifo(tmp_path / "base/ended")
         cell = begin(
             engine,
             session,
-            "import os, subprocess, threading, time\n"
+            "import subprocess, threading\n"
             "def work():\n"
             "    open('begun', 'w').close()\n"
-            "    while not os.path.exists('ended'): time.sleep(0.01)\n"
+            "    open('ended').close()\n"
             f"    subprocess.run(['sleep', '{token}'])\n"
             "threading.Thread(target=work).start()\n"
-            "time.sleep(1000)",
+            "threading.Event().wait()",
         )
         await wait_until_async(lambda: (tmp_path / "base/begun").exists(), 20)
         cell.end(ExitReason.INTERRUPTED, 4.0)
         assert (await cell.wait()).survivors == ()
-        (tmp_path / "base/ended").touch()
+        await asyncio.to_thread((tmp_path / "base/ended").write_text, "")
         await wait_until_async(lambda: living(f"sleep {token}"), 20)
         await engine.sessions.restart(session)
         await wait_until_async(lambda: not living(f"sleep {token}"), 20)
