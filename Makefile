@@ -43,8 +43,8 @@ TEST_ENV := $(VENV)/tested
 ENV := $(VENV)/made
 DOCS_ENV := $(VENV)/docs
 CLIENT := clients/python
-INSTALLED := pyproject.toml execd/__init__.py execd/proc/_spawn.c execd/warden/_brake.c \
-	execd/warden/_children.c execd/warden/_early_end.c execd/warden/_quick_starts.c \
+INSTALLED := pyproject.toml requirements-dev.txt execd/__init__.py execd/proc/_spawn.c \
+	execd/warden/_brake.c execd/warden/_children.c execd/warden/_early_end.c execd/warden/_quick_starts.c \
 	execd/proc/_spawn.h execd/warden/_children.h execd/warden/_early_end.h execd/kernel/_orphan.c \
 	image/make-ipython image/requirements-ipython-py39.txt image/requirements-ipython-py311.txt
 
@@ -71,19 +71,24 @@ $(DAEMON_ENV): $(INSTALLED)
 $(TEST_ENV): $(INSTALLED) $(CLIENT)/pyproject.toml
 	@echo "== make: install what the tests need into $(VENV) ($(TEST_FIGURES))"
 	$(call install,.[test])
-	$(BIN)/python -m pip install --disable-pip-version-check --editable '$(CLIENT)[cli]'
+	$(PIP_INSTALL) --editable '$(CLIENT)[cli]'
 	touch $(DAEMON_ENV) $@
 
 $(ENV): $(INSTALLED) $(CLIENT)/pyproject.toml
 	@echo "== make: install all packages of development into $(VENV) ($(ENV_FIGURES))"
 	$(call install,.[dev])
-	$(BIN)/python -m pip install --disable-pip-version-check --editable '$(CLIENT)[mcp]'
+	$(PIP_INSTALL) --editable '$(CLIENT)[mcp]'
 	touch $(DAEMON_ENV) $(TEST_ENV) $@
 
-# pip names each package that it downloads, because a slow download must not look like a hang.
+# The versions are those of requirements-dev.txt, which image/lock makes, so that two runs of one
+# commit test the same. pip names each package that it downloads, because a slow download must not
+# look like a hang.
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check \
+	--constraint requirements-dev.txt
+
 define install
 $(PYTHON) -m venv $(VENV)
-$(BIN)/python -m pip install --disable-pip-version-check --editable '$(1)'
+$(PIP_INSTALL) --editable '$(1)'
 image/make-ipython $(BIN)/python $(VENV)/share/execd/ipython
 endef
 
@@ -139,7 +144,7 @@ reference: $(ENV)
 
 $(DOCS_ENV): $(ENV)
 	@echo "== make: install the builder of the site into $(VENV) (24 packages, 17 MB)"
-	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[docs]'
+	$(PIP_INSTALL) --editable '.[docs]'
 	touch $@
 
 SITE := build/docs

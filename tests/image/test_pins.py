@@ -1,4 +1,5 @@
-"""The image installs pinned and hashed packages that meet pyproject.toml."""
+"""The image installs pinned and hashed packages that meet pyproject.toml, and the tests run with
+the image's versions."""
 
 from __future__ import annotations
 
@@ -76,6 +77,23 @@ def test_what_execd_depends_on_is_pinned_within_its_bounds(python: str) -> None:
         assert requirement.specifier.contains(build_pinned[canonicalize_name(requirement.name)]), (
             "run image/lock"
         )
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_packages_of_development_are_pinned_and_the_daemons_are_the_images(python: str) -> None:
+    pinned = pins("../requirements-dev.txt", python)
+    for file in ("pyproject.toml", "clients/python/pyproject.toml"):
+        project = tomllib.loads((REPOSITORY / file).read_text())["project"]
+        of_extras = [
+            text
+            for extra in ("test", "data", "contract", "lint", "docs", "cli", "mcp")
+            for text in project["optional-dependencies"].get(extra, [])
+        ]
+        for requirement in map(Requirement, [*project["dependencies"], *of_extras]):
+            if not requirement.name.startswith("execd"):
+                version = pinned[canonicalize_name(requirement.name)]
+                assert requirement.specifier.contains(version), "run image/lock"
+    assert pins("requirements-execd.txt", python).items() <= pinned.items(), "run image/lock"
 
 
 @pytest.mark.parametrize("python", PYTHONS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from execd.api.e2b.connect import (
     STREAM_TYPE,
@@ -98,7 +98,8 @@ def _route(
         handler=handler,
         name=path[1:].replace(".", "_").replace("/", "_"),
         summary=summary,
-        body=(content_type,) if decoder is None else (decoder.type,),
+        # msgspec types the kind of a decoder as any form of a type; here all are classes.
+        body=(content_type,) if decoder is None else (cast("type", decoder.type),),
         replies={200: (content_type,)},
         errors=(NotFound, ResourceExhausted),
     )

@@ -122,8 +122,9 @@ def _with_name(message: str, body: bytes) -> str:
 def _explain(error: Exception, body: bytes) -> str:
     """Return the reason why a body cannot be decoded, and the remedy where the library's words name
     none."""
-    if isinstance(error, UnicodeDecodeError):
-        # The library counts from the start of the string, not of the body.
+    if isinstance(error, UnicodeDecodeError) or "UTF-8" in str(error):
+        # msgspec before 0.23 raises UnicodeDecodeError, whose position counts from the start of the
+        # string, not of the body; later releases raise DecodeError with a text of their own.
         return "a string is not UTF-8"
     if isinstance(error, RecursionError):
         return "nested too deeply"
