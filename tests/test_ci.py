@@ -481,6 +481,44 @@ def test_end_of_a_run_tells_failures_in_sixty_lines(ci: Ci, n_failures: int, n_l
     assert n_failures <= 59 or lines[-2] == "and 32 more"
 
 
+# A runsc that says what the scripts ask of one, and no sandbox.
+RUNSC = """\
+#!/bin/sh
+case "$*" in
+    --version) echo "runsc version release-20240729.0" ;;
+    *" run "*) echo "Starting gVisor..." ;;
+esac
+"""
+
+
+@pytest.mark.root
+def test_debians_gvisor_serves_where_none_can_be_built_and_the_end_says_so(
+    ci: Ci, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = ci.folder / "cache"
+    debians = cache / "gvisor-20240729/runsc"
+    debians.parent.mkdir(parents=True)
+    debians.write_text(RUNSC)
+    debians.chmod(0o755)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", "")
+    for _ in range(2):  # the second call asks no registry again
+        done = ci._run(str(REPOSITORY / ".ci/install-runsc"), EXECD_CI_CACHE=str(cache))
+        assert done[0] == 0, done
+        assert str(debians) in done[1].splitlines()
+    assert "No matching distribution" not in done[1]
+    note = "no gVisor of 20260905 could be built: all ran in Debian's of 20240729"
+    assert ci.verdict("--totals")[1].splitlines()[-2:] == [
+        note,
+        "total: 0 passed, 0 failed, 0 skipped",
+    ]
+    assert sorted(path.name for path in cache.iterdir()) == [
+        "gvisor-20240729",
+        "gvisor-20260905",
+        "lock",
+    ]
+
+
 @pytest.mark.parametrize(
     ("page", "complaint"),
     [

@@ -172,6 +172,9 @@ class Sandbox:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+        # As in .ci/in-gvisor: pytest cannot remove the folder below a mount.
+        state = self._bundle.parent / "state"
+        subprocess.run(["umount", state / "null-netns"], check=False, capture_output=True)
 
 
 @contextlib.contextmanager
