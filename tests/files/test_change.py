@@ -210,6 +210,7 @@ from execd.files.root import Root
 base = os.path.dirname(mount_point)
 libc = ctypes.CDLL(None, use_errno=True)
 MS_BIND = 4096
+READ_ONLY = MS_BIND | 0x27  # MS_REMOUNT | MS_RDONLY, and MS_NOSUID | MS_NODEV as /tmp may have
 for name in ("tree/config", "config"):
     source, target = f"{base}/../{name.replace('/', '-')}".encode(), f"{base}/{name}".encode()
     assert libc.mount(source, target, None, MS_BIND, None) == 0, os.strerror(ctypes.get_errno())
@@ -295,10 +296,9 @@ def test_a_mounted_file_in_a_read_only_directory_is_written_in_place(base: Path)
 def mount(source, target, flags):
     done = libc.mount(source and source.encode(), target.encode(), None, flags, None)
     assert done == 0, os.strerror(ctypes.get_errno())
-MS_RDONLY, MS_REMOUNT = 1, 32
 tree = base + "/tree/in"
 mount(tree, tree, MS_BIND)
-mount(None, tree, MS_BIND | MS_REMOUNT | MS_RDONLY)
+mount(None, tree, READ_ONLY)
 result["refused"] = attempt(write.create, "tree/in/x")[0]
 mount(base + "/config", tree + "/x", MS_BIND)
 for view, path in (root, "tree/in/x"), (Root.whole_tree(base), tree + "/x"):

@@ -29,13 +29,14 @@ from execd.files.archive.tree import UnpackingLimits
 from execd.files.root import Root
 base = os.path.dirname(mount_point)
 libc = ctypes.CDLL(None, use_errno=True)
-MS_RDONLY, MS_REMOUNT, MS_BIND = 1, 32, 4096
+MS_BIND = 4096
+MS_READ_ONLY = MS_BIND | 0x27  # MS_REMOUNT | MS_RDONLY, and MS_NOSUID | MS_NODEV as /tmp may have
 def bind(name, *, read_only):
     source, target = (f"{base}/../{name}".encode(), f"{base}/{name}".encode())
     assert libc.mount(source, target, None, MS_BIND, None) == 0
     if read_only:
-        flags = MS_BIND | MS_REMOUNT | MS_RDONLY
-        assert libc.mount(None, target, None, flags, None) == 0, os.strerror(ctypes.get_errno())
+        done = libc.mount(None, target, None, MS_READ_ONLY, None)
+        assert done == 0, os.strerror(ctypes.get_errno())
 bind("bound", read_only=READ_ONLY == "bound")
 bind("config", read_only=READ_ONLY == "config")
 if MASKS:
