@@ -197,20 +197,21 @@ def read_thread_states(pid: int) -> set[str]:
 
 
 def read_turns(pid: int) -> int:
-    """Return a figure that grows while the process runs: the context switches of the first thread.
+    """Return a figure that grows while the process runs: the context switches of the first thread,
+    the reads and writes with their bytes, and the ticks of CPU time.
 
-    gVisor does not count these. There the figure is the reads and writes, with their bytes, and the
-    ticks of CPU time; a process that has neither read nor written, and has computed for less than a
-    tick, seems not to have run.
+    gVisor 20240729 does not count switches, and 20260905 counts those of sched_yield(2) alone.
+    There a process that has neither read nor written, and has computed for less than a tick, seems
+    not to have run.
     """
-    text = _read(f"/proc/{pid}/status", STATUS_BYTES) or b""
-    turns = [int(line.split()[1]) for line in text.splitlines() if b"ctxt_switches:" in line]
-    if turns:
-        return sum(turns)
-    text = _read(f"/proc/{pid}/io", STATUS_BYTES) or b""
+    text = b"".join(_read(f"/proc/{pid}/{name}", STATUS_BYTES) or b"" for name in ("status", "io"))
     process = read_process(pid)
     ticks = round(process.cpu_seconds * TICKS_PER_SECOND) if process else 0
-    return ticks + sum(int(line.split()[1]) for line in text.splitlines() if b"char:" in line)
+    return ticks + sum(
+        int(line.split()[1])
+        for line in text.splitlines()
+        if b"ctxt_switches:" in line or b"char:" in line
+    )
 
 
 def read_command_line(pid: int) -> bytes | None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -192,6 +193,28 @@ def test_the_states_of_a_process_are_those_of_all_its_threads() -> None:
         end.set()
         thread.join()
     assert process_tree.read_thread_states(2**22 + 1) == set()
+
+
+def test_turns_tell_whether_a_stopped_process_has_run_since() -> None:
+    script = "kill -STOP $$; while read -r line; do echo $line; kill -STOP $$; done"
+    with subprocess.Popen(
+        ["/bin/sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+
+        def turns() -> int:
+            wait_until(lambda: (seen := process_tree.read_process(child.pid)) and seen.state == "T")
+            return process_tree.read_turns(child.pid)
+
+        wait_until(lambda: turns() == turns())  # Linux shows T a moment before the last switch
+        before = turns()
+        child.send_signal(signal.SIGCONT)
+        child.stdin.write(b"on\n")
+        child.stdin.flush()
+        assert child.stdout.readline() == b"on\n"
+        assert turns() > before
+        child.kill()
 
 
 def test_a_process_that_has_ended_and_is_not_waited_for_is_dead_and_after_that_gone() -> None:

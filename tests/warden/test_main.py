@@ -500,7 +500,8 @@ async def goes_on(program: Program, client: WardenClient) -> None:
         await wait_until_async(lambda: len(program.text) > written)
     except AssertionError:
         below = psutil.Process(client.pid).children(recursive=True)
-        states = [(process.pid, process.status(), process.cmdline()) for process in below]
+        # as_dict: a zombie has no command line.
+        states = [process.as_dict(["pid", "ppid", "status", "cmdline"]) for process in below]
         raise AssertionError(states, program.text[-200:], program.child.exited.done()) from None
 
 
