@@ -70,6 +70,7 @@ def test_other_texts_are_refused(tcp: str, interfaces: str) -> None:
         parse_figures(tcp, interfaces)
 
 
+@pytest.mark.linux_only("newer gVisors show zeros with the host's network, which no pod has")
 def test_this_kernel_counts_a_connection_before_its_acceptance() -> None:
     before = read_figures()
     with (
