@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import gvisor_facts
 from execd import config
 from execd.api.v1.execution_request import LimitsRequest
 from execd.kernel import mime_bundles
@@ -32,6 +33,20 @@ def test_each_promise_is_the_name_of_a_test() -> None:
     found = promises((ROOT / "docs/behaviour.md").read_text())
     assert len(found) > 500
     assert [promise for promise in found if name_of_test(promise) not in TEST_NAMES] == []
+
+
+def test_the_page_about_gvisor_has_each_probe_and_each_constant() -> None:
+    page = (ROOT / "docs/gvisor.md").read_text()
+    facts = set(re.findall(r"^\| `?([^|`]+?)`? \|", page, re.MULTILINE))
+    assert {*gvisor_facts.probes, *gvisor_facts.times} <= facts
+    constants = {
+        name
+        for path in (ROOT / "execd").rglob("*.[cp]*")
+        if path.suffix in (".c", ".py")
+        for name in re.findall(r"\b[A-Z_]+_IN_GVISOR\b", path.read_text())
+    }
+    assert {name for name in facts if name.endswith("_IN_GVISOR")} == constants
+    assert len(constants) > 10
 
 
 def _attacks() -> list[list[str]]:
