@@ -50,8 +50,10 @@ class Sandbox:
     def restore_gvisor(self, seconds: float = DAY) -> None:
         """The monotonic clock has moved on, and the network is new."""
         self.frozen_seconds += seconds
-        self.engine.restores.witness.note_connection()  # the daemon had callers before
-        self.engine.restores.witness._read = lambda: NetworkFigures(0, 0)
+        witness = self.engine.restores.witness
+        witness._read = lambda: NetworkFigures(1, 60)
+        witness.note_connection()  # the daemon had callers before
+        witness._read = lambda: NetworkFigures(0, 0)
 
 
 @pytest.fixture
