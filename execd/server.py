@@ -46,7 +46,9 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
+    from execd.api.wire.auth import TokenGate
     from execd.config import Config
+    from execd.engine.restore_detector import Restore
 
 log = logging.getLogger(__name__)
 
@@ -192,6 +194,7 @@ async def _listen(runners: list[PortServer], engine: Engine, config: Config) -> 
     # aiohttp waits this time twice: for handlers to end, and for cancelled handlers to end.
     close_seconds = min(CLOSE_SECONDS, config.shutdown_timeout * CLOSE_SHARE)
     gate = TokenGate(config.token_sha256, awaits_init=config.runtime_init)
+    engine.restores.subscribe(functools.partial(_take_token, gate))
     if config.sandboxd_grpc_port is not None:
         from execd.api.sandboxd_grpc.listener import make_server
 
@@ -216,6 +219,12 @@ async def _listen(runners: list[PortServer], engine: Engine, config: Config) -> 
             if exit_code is not None:
                 return exit_code
     return None
+
+
+def _take_token(gate: TokenGate, restore: Restore, _spared: object) -> None:
+    """The sandbox was restored, perhaps in a pod of another caller."""
+    if "token_sha256" in restore.changes:
+        gate.replace(restore.changes["token_sha256"])
 
 
 async def _open_site(runner: web.AppRunner, host: str, port: int, backlog: int) -> tuple[str, int]:

@@ -43,6 +43,7 @@ from execd.engine.output.held_pipes import HeldPipes
 from execd.engine.restores import Restores
 from execd.engine.sessions.manager import Sessions
 from execd.engine.shutdown import ShutdownClock
+from execd.engine.spec_environment import SpecEnvironment
 from execd.engine.store.journal import MemoryRecovered
 from execd.engine.store.state_dir import StateDir
 from execd.files.archive.tree import UnpackingLimits
@@ -157,7 +158,10 @@ async def assemble(
     registry = _make_registry(config)
     disk_guard = DiskGuard(volumes, warden, lambda: registry.live)
     restores = Restores(
-        NetworkWitness(lambda: counters.received_bytes), lambda: registry.has_live, clocks
+        NetworkWitness(lambda: counters.received_bytes),
+        lambda: registry.has_live,
+        clocks,
+        SpecEnvironment(config).changes,
     )
 
     def on_run() -> None:
@@ -202,6 +206,7 @@ async def assemble(
     disk_guard.start()
     ends.push_async_callback(disk_guard.close)
     ends.callback(restores.subscribe(functools.partial(_go_on, registry, sessions)))
+    ends.callback(restores.subscribe(functools.partial(_resize, memory, warden)))
     restores.start()
     ends.callback(restores.close)
     # Before the warden ends, and with the warden all that sessions and executions still have.
@@ -365,6 +370,13 @@ def _go_on(registry: Registry, sessions: Sessions, restore: Restore, _spared: ob
         execution.postpone(restore.frozen_seconds)
         execution.outlive_callers()
     sessions.note_restore(restore.frozen_seconds)
+
+
+def _resize(memory: PodMemory, warden: WardenClient, restore: Restore, _spared: object) -> None:
+    """The sandbox was restored, perhaps in a pod of another size."""
+    if "pod_memory_bytes" in restore.changes:
+        memory.become(pod_memory.find(restore.changes["pod_memory_bytes"]))
+        warden.reconfigure(memory.configuration())
 
 
 async def _keep_house(

@@ -1,17 +1,18 @@
 """Restores from a checkpoint: when to look for a restore, and what follows.
 
 A platform freezes the processes, keeps a copy, and lets the copy go on elsewhere, perhaps days
-later, perhaps several times. Nobody tells the daemon (``restore_detector``). The daemon looks
+later, perhaps several times. Only a gVisor of 2026 tells the daemon (``restore_detector``). The
+daemon looks
 
-    * when the sentinel reports that the process goes on after a stop: a pod without callers
-      notices at once, and an idle daemon needs no wake-ups for that;
+    * when gVisor tells, or elsewhere when the sentinel reports that the process goes on after a
+      stop: a pod without callers notices at once, and an idle daemon needs no wake-ups for that;
     * each LOOK_SECONDS while something runs, so that the time of a freeze is known for deadlines;
     * at the beginning of each request;
     * before something irreversible: a deadline is judged, or a program ends because its caller is
       gone. Timers that became due during the freeze fire before the sentinel is heard.
 
 Then the subscribers act: the engine puts deadlines off, keeps programs whose callers are gone, and
-reseeds; each HTTP server drops its connections.
+reseeds; the server takes the restored pod's token; each HTTP server drops its connections.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ import logging
 import random
 import secrets
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from execd.engine.restore_detector import Readings, Restore, RestoreDetector
+from execd.proc.checkpoint_file import CheckpointFile
 from execd.proc.stop_sentinel import StopSentinel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from execd.engine.network_witness import NetworkWitness
 
@@ -51,9 +53,11 @@ class Restores:
         self,
         witness: NetworkWitness,
         is_busy: Callable[[], bool],
-        clocks: Callable[[], Readings] = read_clocks,
+        clocks: Callable[[], Readings],
+        read_changes: Callable[[], Mapping[str, Any]],
     ) -> None:
-        """``is_busy``: whether something runs that has a deadline."""
+        """``is_busy``: whether something runs that has a deadline. ``read_changes``: what a restore
+        has changed in the settings."""
         self.witness = witness
         self.instance_id = _new_instance_id()
         """Another one after each restore, so that clients notice."""
@@ -64,11 +68,21 @@ class Restores:
         self._restored_monotonic = 0.0
         self._is_busy = is_busy
         self._clocks = clocks
-        self._detector = RestoreDetector(clocks())
+        self._read_changes = read_changes
         self._subscribers: list[Subscriber] = []
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._sentinel = StopSentinel(self._on_continued)
+        self._sentinel: CheckpointFile | StopSentinel
+        self._asks_sign: Callable[[bool], bool]
+        try:
+            file = self._sentinel = CheckpointFile(self._on_continued)
+        except OSError:
+            self._sentinel = StopSentinel(self._on_continued)
+            self._asks_sign = lambda _: witness.is_network_new()
+            self._detector = RestoreDetector(clocks())
+        else:
+            self._asks_sign = file.was_restored
+            self._detector = RestoreDetector(clocks(), "file")
 
     def start(self) -> None:
         self._sentinel.start()
@@ -93,7 +107,7 @@ class Restores:
 
     def look(self) -> bool:
         """Look for a restore, and act. Return whether there was one since the last look."""
-        return self._act_on(self._detector.look(self._clocks(), self.witness.is_network_new))
+        return self._act_on(self._detector.look(self._clocks(), self._asks_sign))
 
     def look_at_clocks(self, spared: object) -> None:
         """As ``look``, for the clocks alone: cheap enough for each request.
@@ -128,11 +142,11 @@ class Restores:
         return self._clocks().monotonic - self._restored_monotonic <= SAME_SECONDS
 
     def _on_continued(self) -> None:
-        """In the thread of the sentinel."""
+        """In the thread of the sentinel or the file."""
         self._loop.call_soon_threadsafe(self._look_after_stop)
 
     def _look_after_stop(self, spared: object = None) -> bool:
-        found = self._detector.look(self._clocks(), self.witness.is_network_new, was_stopped=True)
+        found = self._detector.look(self._clocks(), self._asks_sign, was_stopped=True)
         return self._act_on(found, spared)
 
     def _look_again(self) -> None:
@@ -144,6 +158,7 @@ class Restores:
     def _act_on(self, restore: Restore | None, spared: object = None) -> bool:
         if restore is None:
             return False
+        restore = restore._replace(changes=self._read_changes())
         random.seed()
         self.instance_id = _new_instance_id()
         self.count += 1
@@ -156,6 +171,7 @@ class Restores:
                 "cause": restore.cause,
                 "frozen_seconds": round(restore.frozen_seconds, 3),
                 "instance_id": self.instance_id,
+                "changes": sorted(restore.changes),
             },
         )
         for subscriber in self._subscribers:

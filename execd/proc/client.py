@@ -193,6 +193,13 @@ class WardenClient:
 
     # Requests.
 
+    def reconfigure(self, configuration: Configure) -> None:
+        """The pod has another size. See ``pod_memory``."""
+        self._configuration = configuration
+        self._stand_in.configure(configuration)
+        if self.up.is_set():  # a warden gets the configuration when ready
+            self.send(configuration)
+
     def new_tag(self) -> int:
         """Return a number for a program that no other program has had."""
         self._last_tag += 1

@@ -128,16 +128,13 @@ class MemoryStandIn:
         """``runtime_bytes``: see ``MemoryPolicy``. ``on_killed`` is called after each killed
         process. ``end_all`` ends the warden."""
         self._loop = loop
-        self._configuration = configuration
         self._warden_pid = warden_pid
         self._runtime_bytes = runtime_bytes
         self._on_killed = on_killed
         self._end_all = end_all
         self._monitor = MemoryMonitor()
-        self._last_resort = LastResort(
-            configuration.reserve_bytes, may_end_all=not configuration.only_growth
-        )
         self._is_ready = False
+        self.configure(configuration)
         self._shared_bytes_before = self._rest_bytes_before = 0
         self._sampled_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -145,6 +142,15 @@ class MemoryStandIn:
         self._waits_until = 0.0
         """Until then memory on its way back is waited for, in the present shortage. 0: nothing was
         waited for yet."""
+
+    def configure(self, configuration: Configure) -> None:
+        self._configuration = configuration
+        self._last_resort = LastResort(
+            configuration.reserve_bytes, may_end_all=not configuration.only_growth
+        )
+        if self._is_ready:
+            # A stand-in that had no reserve to watch at the start stays out of use.
+            self._monitor.configure(configuration)
 
     def start(self) -> None:
         """Note the memory before user code runs. Before ``start``, ``begin`` does nothing."""

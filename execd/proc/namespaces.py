@@ -13,9 +13,10 @@ The shapes, by the rights of the daemon:
                    same warden runs as a subreaper, below the daemon as a subreaper.
 
 Inside the namespaces /proc is fresh, and the state dir lies under a small read-only tmpfs with
-nothing but ``bin`` (the links named python and python3). Where the kernel lets user code change
-inherited mounts (gVisor), user code gets no user namespaces (``change_root`` in _spawn.c). The
-set-up is all or nothing: with half of the walls, execd would report walls that are not there.
+nothing but ``bin`` (the links named python and python3). An empty tmpfs lies over GVISOR_DIR. Where
+the kernel lets user code change inherited mounts (gVisor), user code gets no user namespaces
+(``change_root`` in _spawn.c). The set-up is all or nothing: with half of the walls, execd would
+report walls that are not there.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 CAP_SYS_ADMIN = 21
+GVISOR_DIR = "/proc/gvisor"
+"""A gVisor of 2026 shows the pod's environment here (``spec_environment``), which is the daemon's
+and not for user code."""
 _WHOLE_RANGE = "0 0 4294967295"
 
 # -I: ignore the environment and the user's site. -S: no scan of site-packages, the largest part of
@@ -105,7 +109,7 @@ def start(end: socket.socket, view: View, policy: str, module: str) -> Started:
                 clone_flags=flags,
                 id_maps=maps,
                 unshare_mounts=True,
-                covers=[view.state_dir],
+                covers=[view.state_dir, *filter(os.path.isdir, (GVISOR_DIR,))],
                 cover_dirs=[view.bin_dir],
                 cover_links=[
                     (os.path.join(view.bin_dir, name), target)

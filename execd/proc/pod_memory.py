@@ -1,4 +1,5 @@
-"""The memory of the pod, found once at start: the size, the source of the usage, and the reserve.
+"""The memory of the pod, found at start, and after a restore in a pod of another size: the size,
+the source of the usage, and the reserve.
 
 The smallest limit counts: the setting, the limits of this process's memory cgroup and of every
 visible cgroup above, and the machine's memory. The usage is read where the limit is. With a setting
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from execd.proc.memory_meter import UNLIMITED_BYTES, CgroupMeter, MachineMeter
@@ -38,8 +40,10 @@ class CgroupLimit(NamedTuple):
     size_bytes: int
 
 
-class PodMemory(NamedTuple):
-    """The memory that the pod may use."""
+@dataclass(slots=True)
+class PodMemory:
+    """The memory that the pod may use. All who ask share one object, which changes with a restore
+    in a pod of another size."""
 
     source: Source
     """The origin of the limit. With ``off`` and ``unknown`` the pod's memory is not guarded."""
@@ -52,6 +56,10 @@ class PodMemory(NamedTuple):
     def is_guarded(self) -> bool:
         """Whether the warden keeps a reserve free."""
         return self.reserve_bytes > 0
+
+    def become(self, other: PodMemory) -> None:
+        self.source, self.size_bytes = other.source, other.size_bytes
+        self.reserve_bytes, self.cgroup = other.reserve_bytes, other.cgroup
 
     def configuration(self) -> Configure:
         """Return the message for the warden.

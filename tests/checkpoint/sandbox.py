@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from types import ModuleType
 
 IN_GVISOR = Path(__file__).parents[2] / ".ci" / "in-gvisor"
@@ -30,10 +30,10 @@ UID, PORT = 1000, 8888
 START_SECONDS = 60.0
 ASK = """
 import json, sys, urllib.request, urllib.error
-method, path, body = sys.argv[1:]
+method, path, body, token = sys.argv[1:]
 request = urllib.request.Request(
     "http://127.0.0.1:8888" + path, method=method, data=body.encode() or None,
-    headers={"Content-Type": "application/json"},
+    headers={"Content-Type": "application/json", "Authorization": f"Bearer {token}"},
 )
 try:
     with urllib.request.urlopen(request, timeout=60) as reply:
@@ -64,6 +64,8 @@ class Sandbox:
         """``cgroup``: the directory of the memory cgroup that holds the sandbox and what the host
         runs for it, as in a pod."""
         self.name = name
+        self.token = ""
+        """Presented with each question."""
         self._cgroup = cgroup
         self._bundle = folder / "bundle"
         self._runsc = [
@@ -75,24 +77,33 @@ class Sandbox:
         self._process: subprocess.Popen[bytes] | None = None
 
     @classmethod
-    def make(cls, folder: Path, *flags: str, cgroup: Path | None = None) -> Sandbox:
-        """Start a daemon with these flags, in a sandbox of its own."""
+    def make(
+        cls, folder: Path, *flags: str, cgroup: Path | None = None, env: Sequence[str] = ()
+    ) -> Sandbox:
+        """Start a daemon with these flags and variables, in a sandbox of its own."""
         made = cls(folder, "original", cgroup)
+        made._bundle.mkdir()
+        made._describe(flags, env)
+        made._begin("run")
+        return made
+
+    def _describe(self, flags: Sequence[str], env: Sequence[str]) -> None:
+        """Write the specification of the container."""
+        self._flags = flags
         daemon = shlex.split(os.environ["EXECD_CONFORMANCE_COMMAND"])
         places = ["--base-dir", "/tmp/base", "--state-dir", "/tmp/state"]
         command = [*daemon, "--port", str(PORT), *places, *flags]
         shape = argparse.Namespace(
-            uid=UID, tmpfs=[], bind=[], env=["HOME=/tmp"], init=False, command=command
+            uid=UID, tmpfs=[], bind=[], env=["HOME=/tmp", *env], init=False, command=command
         )
-        made._bundle.mkdir()
         config = _in_gvisor().bundle_config(shape)
-        (made._bundle / "config.json").write_text(json.dumps(config))
-        made._begin("run")
-        return made
+        (self._bundle / "config.json").write_text(json.dumps(config))
 
-    def restored(self, image: Path, name: str) -> Sandbox:
-        """Restore another sandbox from the image of a checkpoint. The first has ended."""
+    def restored(self, image: Path, name: str, *, env: Sequence[str] = ()) -> Sandbox:
+        """Restore another sandbox, with these variables, from the image of a checkpoint. The first
+        has ended."""
         made = Sandbox(self._bundle.parent, name)
+        made._describe(self._flags, env)
         made._begin("restore", "--image-path", str(image))
         return made
 
@@ -130,12 +141,13 @@ class Sandbox:
 
     def ask(self, method: str, path: str, **fields: Any) -> Any:
         """Ask the daemon. Return the JSON of the reply; fail for an error."""
-        http_status, body = self._ask(method, path, json.dumps(fields) if fields else "")
+        http_status, body = self.reply(method, path, json.dumps(fields) if fields else "")
         assert 200 <= http_status < 300, (path, http_status, body, self.log)
         return json.loads(body) if body else None
 
-    def _ask(self, method: str, path: str, body: str) -> tuple[int, str]:
-        asking = ["exec", self.name, "python3", "-c", ASK, method, path, body]
+    def reply(self, method: str, path: str, body: str = "") -> tuple[int, str]:
+        """Ask the daemon. Return the HTTP status and the body."""
+        asking = ["exec", self.name, "python3", "-c", ASK, method, path, body, self.token]
         http_status, text = json.loads(self.command(*asking))
         return http_status, text
 
@@ -143,9 +155,14 @@ class Sandbox:
         """Run a Python program beside the daemon. Return the output."""
         return self.command("exec", self.name, "python3", "-c", program)
 
+    @property
+    def tells_restores(self) -> bool:
+        """Whether this release has the files below /proc/gvisor."""
+        return self.run_inside("import os; print(os.path.isdir('/proc/gvisor'))") == "True\n"
+
     def read(self, path: str) -> str:
         """The text that the daemon has at ``path``."""
-        http_status, text = self._ask("GET", path, "")
+        http_status, text = self.reply("GET", path)
         assert http_status == 200, (path, text)
         return text
 
@@ -156,7 +173,7 @@ class Sandbox:
     def wait_ready(self) -> None:
         def is_ready() -> bool:
             with contextlib.suppress(AssertionError, json.JSONDecodeError):
-                return self._ask("GET", "/readyz", "")[0] == 200
+                return self.reply("GET", "/readyz")[0] == 200
             return False
 
         wait_until(is_ready, START_SECONDS)

@@ -24,8 +24,10 @@ class Network:
     def __init__(self, *, is_new: bool) -> None:
         self.is_new = is_new
         self.questions = 0
+        self.had_gap: bool | None = None
 
-    def __call__(self) -> bool:
+    def __call__(self, has_gap: bool) -> bool:
+        self.had_gap = has_gap
         self.questions += 1
         answer, self.is_new = self.is_new, False
         return answer
@@ -52,6 +54,16 @@ def test_both_signs_are_one_restore() -> None:
     detector, network = RestoreDetector(START), Network(is_new=True)
     assert detector.look(after(DAY, 1.0), network) == Restore("clock", 0.0)
     assert detector.look(after(DAY + 9, 10.0), network, was_stopped=True) is None
+
+
+def test_a_file_that_tells_leaves_nothing_to_the_clocks() -> None:
+    detector, file = RestoreDetector(START, "file"), Network(is_new=False)
+    assert detector.look(after(DAY, 1.0), file) is None
+    assert detector.look(after(2 * DAY, DAY), file) is None
+    assert (file.questions, file.had_gap) == (1, True)
+    file.is_new = True
+    assert detector.look(after(2 * DAY, DAY + 1), file, was_stopped=True) == Restore("file", 1.0)
+    assert file.had_gap is False
 
 
 def test_a_stop_is_no_restore() -> None:

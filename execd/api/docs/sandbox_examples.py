@@ -67,8 +67,8 @@ CAPABILITIES = {
 }
 
 NO_RESTORE = (
-    "no token is set, and nothing shows a restore in the last 10 s: the clock did not jump and the "
-    "network did not begin anew; set a token, and report with the token"
+    "no token is set, and nothing shows a restore in the last 10 s; set a token, and report with "
+    "the token"
 )
 
 STATS = {

@@ -49,7 +49,8 @@ class RestoredReply(msgspec.Struct, frozen=True, kw_only=True):
     cause: Annotated[
         str,
         Meta(
-            description="How the daemon noticed: `clock` (the time of day jumped), `network` (the "
+            description="How the daemon noticed: `file` (gVisor told, in "
+            "`/proc/gvisor/checkpoint`), `clock` (the time of day jumped), `network` (the "
             "counters of the network began anew), `report` (by this route)."
         ),
     ]
@@ -66,8 +67,8 @@ async def restored(request: web.Request) -> web.Response:
         restores.report(request.protocol)
     elif not restores.look_for_report(request.protocol) and not restores.was_restored_lately:
         raise Conflict(
-            "no token is set, and nothing shows a restore in the last 10 s: the clock did not jump"
-            " and the network did not begin anew; set a token, and report with the token"
+            "no token is set, and nothing shows a restore in the last 10 s; set a token, and "
+            "report with the token"
         )
     assert restores.restored_at is not None
     assert restores.last_cause is not None

@@ -56,6 +56,10 @@ class TokenGate:
         self.token_sha256 = _normalized(token_sha256) or self.token_sha256
         self.awaits_init = False
 
+    def replace(self, token_sha256: str) -> None:
+        """The pod has another token."""
+        self.token_sha256 = _normalized(token_sha256)
+
     def refuse_before_init(self) -> None:
         """Raises Unavailable while the init is awaited."""
         if self.awaits_init:
