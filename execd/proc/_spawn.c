@@ -459,7 +459,11 @@ static void become_warden(const struct clone_request *request, int *report, stru
             TRY(STEP_COVER_CONTENT, symlink(link[1], link[0]));
         for (const char *const *cover = request->covers; *cover; cover++)
             TRY(STEP_COVER, mount("none", *cover, NULL, READ_ONLY_COVER_FLAGS, NULL));
-        int unlocked = *request->covers ? mounts_can_be_changed(*request->covers) : 0;
+        /* A second cover hides a part of /proc, which a new gVisor shows again in a /proc that
+         * user code mounts in a user namespace. Linux refuses such a mount. */
+        int unlocked = 0;
+        if (*request->covers)
+            unlocked = request->covers[1] ? 1 : mounts_can_be_changed(*request->covers);
         TRY(STEP_PROBE, unlocked);
         if (unlocked) {
             TRY(STEP_COVER, mount("none", *request->covers, NULL, READ_ONLY_COVER_FLAGS, NULL));

@@ -14,9 +14,9 @@ The shapes, by the rights of the daemon:
 
 Inside the namespaces /proc is fresh, and the state dir lies under a small read-only tmpfs with
 nothing but ``bin`` (the links named python and python3). An empty tmpfs lies over GVISOR_DIR. Where
-the kernel lets user code change inherited mounts (gVisor), user code gets no user namespaces
-(``change_root`` in _spawn.c). The set-up is all or nothing: with half of the walls, execd would
-report walls that are not there.
+the kernel lets user code change inherited mounts, or has a GVISOR_DIR, user code gets no user
+namespaces (``change_root`` in _spawn.c). The set-up is all or nothing: with half of the walls,
+execd would report walls that are not there.
 """
 
 from __future__ import annotations
