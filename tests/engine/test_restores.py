@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import random
 import sys
@@ -12,18 +13,21 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from execd.engine import assembly
 from execd.engine import restores as restores_module
 from execd.engine.engine import Engine
 from execd.engine.executions.command import code_program
 from execd.engine.network_witness import NetworkFigures
 from execd.engine.restore_detector import Readings, Restore
 from execd.engine.sessions.cell_run import CellOptions
+from execd.engine.spec_environment import SpecEnvironment
 from execd.model import Command, ExitReason, State
+from execd.proc.checkpoint_file import CheckpointFile
 from tests.engine.conftest import make_config, shell_command
 from tests.waiting import wait_until_async
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
     from execd.engine.executions.execution import Execution
@@ -57,7 +61,10 @@ class Sandbox:
 
 
 @pytest.fixture
-def sandbox() -> Sandbox:
+def sandbox(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Sandbox:
+    """On a kernel that does not tell of restores, whatever this kernel does."""
+    no_file = functools.partial(CheckpointFile, path=str(tmp_path / "no file"))
+    monkeypatch.setattr(restores_module, "CheckpointFile", no_file)
     return Sandbox()
 
 
@@ -282,3 +289,64 @@ async def test_a_report_without_a_token_only_looks(engine: Engine, sandbox: Sand
     sandbox.restore_gvisor()
     assert engine.restores.look_for_report(None)
     assert engine.restores.was_restored_lately
+
+
+class TellingKernel:
+    """The files of a gVisor that tells: a FIFO, and the pod's variables."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        told, self.variables = folder / "checkpoint", folder / "spec_environ"
+        os.mkfifo(told)
+        self._fifo = os.open(told, os.O_RDWR)
+        make_file = functools.partial(CheckpointFile, path=str(told))
+        monkeypatch.setattr(restores_module, "CheckpointFile", make_file)
+        make_environment = functools.partial(SpecEnvironment, path=str(self.variables))
+        monkeypatch.setattr(assembly, "SpecEnvironment", make_environment)
+
+    def bring(self, pod_memory_bytes: int) -> None:
+        self.variables.write_text(f"EXECD_POD_MEMORY_BYTES={pod_memory_bytes}\0")
+
+    def tell(self, word: bytes) -> None:
+        os.write(self._fifo, word)
+
+    def close(self) -> None:
+        os.close(self._fifo)
+
+
+@pytest.fixture
+def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TellingKernel]:
+    made = TellingKernel(tmp_path, monkeypatch)
+    yield made
+    made.close()
+
+
+async def test_where_a_file_tells_of_restores_nothing_is_guessed(
+    tmp_path: Path, sandbox: Sandbox, kernel: TellingKernel
+) -> None:
+    async with running(tmp_path / "engine", sandbox) as engine:
+        execution = await begun(engine, timeout_seconds=50.0)
+        deadline = execution.deadlines.deadline
+        sandbox.restore_virtual_machine()
+        sandbox.restore_gvisor()
+        assert not engine.restores.look()
+        assert not engine.restores.look_for_report(None)
+        engine.restores._detector._looked_at -= DAY  # the freeze of the restore that is told
+        kernel.tell(b"restore\n")
+        await wait_until_async(lambda: engine.restores.count == 1, 20)
+        assert engine.restores.last_cause == "file"
+        assert execution.deadlines.deadline - deadline >= DAY
+        assert not engine.restores.look()
+
+
+async def test_a_restored_pod_of_another_size_is_guarded(
+    tmp_path: Path, sandbox: Sandbox, kernel: TellingKernel
+) -> None:
+    kernel.bring(2 << 20)
+    async with running(tmp_path / "engine", sandbox, pod_memory_bytes=2 << 20) as engine:
+        kernel.bring(1 << 20)
+        kernel.tell(b"restore\n")
+        await wait_until_async(lambda: engine.restores.count == 1, 20)
+        assert engine.capabilities()["pod_memory"]["size_bytes"] == 1 << 20
+        assert engine.stats().memory.pod_size_bytes == 1 << 20
+        assert engine.warden._configuration.pod_bytes == 1 << 20
+        assert engine.warden._stand_in._configuration.pod_bytes == 1 << 20

@@ -248,6 +248,13 @@ async def test_memory_on_its_way_back_is_waited_for_and_not_for_ever(
     await wait_until_async(lambda: stage.stand_in._waits_until == 0.0)
 
 
+async def test_the_reserve_of_a_pod_of_another_size_holds(stage: Stage) -> None:
+    stage.stand_in.configure(Configure(200 * MIB, 900 * MIB))
+    stage.left_mib = 250  # of the machine; 150 of the pod
+    stage.stand_in.begin()
+    await wait_until_async(lambda: "told of 7" in stage.done)
+
+
 @pytest.mark.parametrize("stage", [Configure(0, 0)], indirect=True)
 async def test_without_a_reserve_nobody_looks(stage: Stage) -> None:
     stage.stand_in.begin()

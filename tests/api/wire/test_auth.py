@@ -255,6 +255,13 @@ def test_the_hash_of_init_holds_for_every_guard_of_the_gate() -> None:
             guard.check("GET", "/execute", CIMultiDict(Host="localhost"))
 
 
+def test_the_token_of_a_restored_pod_takes_the_place_of_the_old_token() -> None:
+    gate = TokenGate(hashlib.sha256(b"old").hexdigest())
+    gate.replace(hashlib.sha256(b"new").hexdigest().upper())
+    assert gate.matches("new")
+    assert not gate.matches("old")
+
+
 def test_an_init_without_a_hash_keeps_the_hash_of_the_settings() -> None:
     gate = TokenGate(hashlib.sha256(b"secret").hexdigest(), awaits_init=True)
     gate.init(None)
