@@ -146,25 +146,6 @@ def system_calls() -> str:
 
 
 @probe
-def file_flags() -> str:
-    place = tempfile.mkdtemp()
-    one, two = (os.path.join(place, name) for name in "ab")
-    for path in one, two:
-        open(path, "w").close()
-    done = {
-        "O_TMPFILE": attempt(os.open, place, os.O_TMPFILE | os.O_RDWR),
-        "RENAME_EXCHANGE": answer(libc.renameat2(-100, one.encode(), -100, two.encode(), 2)),
-        "lease": attempt(fcntl.fcntl, os.open(one, os.O_RDONLY), fcntl.F_SETLEASE, fcntl.F_RDLCK),
-    }
-    with open(two, "wb") as file:
-        file.seek(1 << 20)
-        file.write(b"x")
-    found = os.stat(two)
-    done["hole"] = "shown" if found.st_blocks * 512 < found.st_size // 2 else "not shown"
-    return ", ".join(f"{name} {value}" for name, value in done.items())
-
-
-@probe
 def link_at_O_DIRECTORY_with_O_NOFOLLOW() -> str:
     place = tempfile.mkdtemp()
     os.symlink("/proc", f"{place}/link")
@@ -270,12 +251,6 @@ def files_of_proc() -> str:
     names[0] = f"self/task/{os.getpid()}/children"
     there = [os.path.basename(name) for name in names if os.path.exists(f"/proc/{name}")]
     return f"has {', '.join(there)}"
-
-
-@probe
-def lines_of_proc_status() -> str:
-    wanted = ["NSpid", "NoNewPrivs", "SigBlk", "voluntary_ctxt_switches"]
-    return f"has {', '.join(name for name in wanted if name in status_lines()) or 'none'}"
 
 
 @probe
@@ -543,19 +518,6 @@ def read_only_mount_in_a_further_namespace() -> str:
         return ", ".join(f"{name} {value}" for name, value in done.items())
 
     return asked(inside)
-
-
-@probe
-def overlay_of_a_user() -> str:
-    place = own_mounts()
-    for name in "lower", "upper", "work", "merged":
-        os.mkdir(f"{place}/{name}")
-    options = ",".join(f"{name}dir={place}/{name}" for name in ("lower", "upper", "work"))
-    done = mount("overlay", f"{place}/merged", "overlay", data=options)
-    if done == "works":
-        open(f"{place}/merged/x", "w").close()
-        done = f"works; upper has {os.listdir(f'{place}/upper')}"
-    return done
 
 
 @probe

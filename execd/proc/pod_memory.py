@@ -6,8 +6,10 @@ visible cgroup above, and the machine's memory. The usage is read where the limi
 and without a cgroup limit, the usage is the machine's: gVisor shows a sandbox the sandbox's own
 usage there, together with the node's size.
 
-In gVisor without a setting the pod's size is unknown: MemTotal is the node's, and there are no
-memory cgroups.
+In gVisor without a setting the pod's size is unknown: there are no memory cgroups, and MemTotal is
+the container's limit if runsc was told a limit (docker run --memory), and otherwise the node's
+memory, as in a pod of Kubernetes. MemTotal is guarded then, or a command fills the node until no
+program of the node gets on.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ MIN_RESERVE_BYTES = 96 << 20
 # much free.
 MAX_MACHINE_RESERVE_BYTES = 512 << 20
 
-Source = Literal["setting", "cgroup", "machine", "off", "unknown"]
+Source = Literal["setting", "cgroup", "machine", "node", "off", "unknown"]
 
 
 class CgroupLimit(NamedTuple):
@@ -46,7 +48,8 @@ class PodMemory:
     in a pod of another size."""
 
     source: Source
-    """The origin of the limit. With ``off`` and ``unknown`` the pod's memory is not guarded."""
+    """The origin of the limit. ``node``: the machine's memory as gVisor shows it, with a usage that
+    is the sandbox's alone. With ``off`` and ``unknown`` the pod's memory is not guarded."""
     size_bytes: int = 0
     reserve_bytes: int = 0
     cgroup: str = ""
@@ -79,7 +82,7 @@ def find(setting: int | None) -> PodMemory:
     ``setting``: --pod-memory-bytes; 0 switches the guard off, None means the limits of the system.
     """
     if is_gvisor():
-        return choose(setting, None, [])
+        return choose(setting, _machine_bytes(), [], has_own_usage=True)
     with open("/proc/self/cgroup") as cgroup, open("/proc/self/mountinfo") as mountinfo:
         directories = memory_cgroups(cgroup.read(), mountinfo.read())
     return choose(
@@ -87,19 +90,30 @@ def find(setting: int | None) -> PodMemory:
     )
 
 
-def choose(setting: int | None, machine_bytes: int | None, limits: list[CgroupLimit]) -> PodMemory:
+def choose(
+    setting: int | None,
+    machine_bytes: int | None,
+    limits: list[CgroupLimit],
+    *,
+    has_own_usage: bool = False,
+) -> PodMemory:
     """Return the memory of a pod with the given limits.
 
-    ``machine_bytes``: None if the machine's size says nothing about the pod. ``limits``: of
-    cgroups, the innermost first.
+    ``machine_bytes``: None if unknown. ``limits``: of cgroups, the innermost first.
+    ``has_own_usage``: the machine's usage is that of the pod alone. What the other programs of a
+    node use is hidden then, so the reserve has no upper bound.
     """
     if setting == 0:
         return PodMemory("off")
     found: PodMemory | None = None
     if machine_bytes is not None:
         limits = [limit for limit in limits if limit.size_bytes < machine_bytes]
-        reserve_bytes = min(_reserve_bytes(machine_bytes), MAX_MACHINE_RESERVE_BYTES)
-        found = PodMemory("machine", machine_bytes, reserve_bytes)
+        reserve_bytes = _reserve_bytes(machine_bytes)
+        if has_own_usage:
+            found = PodMemory("node", machine_bytes, reserve_bytes)
+        else:
+            reserve_bytes = min(reserve_bytes, MAX_MACHINE_RESERVE_BYTES)
+            found = PodMemory("machine", machine_bytes, reserve_bytes)
     if limits:
         # Among equal limits the limit of the outermost cgroup is reached first.
         smallest = min(reversed(limits), key=lambda limit: limit.size_bytes)

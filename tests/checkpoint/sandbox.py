@@ -67,6 +67,7 @@ class Sandbox:
         self.token = ""
         """Presented with each question."""
         self._cgroup = cgroup
+        self._limit_bytes = 0
         self._bundle = folder / "bundle"
         self._runsc = [
             *(os.environ["RUNSC"], "--network=none", "--platform=systrap"),
@@ -78,10 +79,17 @@ class Sandbox:
 
     @classmethod
     def make(
-        cls, folder: Path, *flags: str, cgroup: Path | None = None, env: Sequence[str] = ()
+        cls,
+        folder: Path,
+        *flags: str,
+        cgroup: Path | None = None,
+        limit_bytes: int = 0,
+        env: Sequence[str] = (),
     ) -> Sandbox:
-        """Start a daemon with these flags and variables, in a sandbox of its own."""
+        """Start a daemon with these flags and variables, in a sandbox of its own. ``limit_bytes``:
+        the memory limit of the container, for which runsc makes a cgroup."""
         made = cls(folder, "original", cgroup)
+        made._limit_bytes = limit_bytes
         made._bundle.mkdir()
         made._describe(flags, env)
         made._begin("run")
@@ -97,6 +105,11 @@ class Sandbox:
             uid=UID, tmpfs=[], bind=[], env=["HOME=/tmp", *env], init=False, command=command
         )
         config = _in_gvisor().bundle_config(shape)
+        if self._limit_bytes:
+            config["linux"] |= {
+                "cgroupsPath": f"/execd-test-{os.getpid()}-{self.name}",
+                "resources": {"memory": {"limit": self._limit_bytes}},
+            }
         (self._bundle / "config.json").write_text(json.dumps(config))
 
     def restored(self, image: Path, name: str, *, env: Sequence[str] = ()) -> Sandbox:

@@ -30,6 +30,7 @@ def ask(method, path, **fields):
         return json.loads(reply.read() or b"null")
 hog = "python3 -c 'held = []\\nwhile True: held.append(bytes([1]) * (8 << 20))'"
 """
+HOG = "python3 -c 'held = []\nwhile True: held.append(bytearray(20_000_000))'"
 BOMBS = """
 for _ in range(3):
     made = [ask("POST", "/v1/executions", command=hog, detach=True)["id"] for _ in range(8)]
@@ -101,6 +102,17 @@ def test_eight_memory_bombs_at_once_end_and_the_pod_does_not(pod: Sandbox) -> No
     assert all(exit_code != 0 for _, exit_code in ends), rounds
     assert ends.count(("memory_limit", 137)) >= 8, rounds
     assert pod.ask("POST", "/v1/executions", command="echo alive")["stdout"] == "alive\n"
+
+
+def test_a_hog_ends_in_a_container_of_gvisor_whose_limit_no_setting_tells(tmp_path: Path) -> None:
+    """20 MB at a time: what once filled a machine, and kept the answer of the timeout away."""
+    with ended(Sandbox.make(tmp_path, limit_bytes=LIMIT_BYTES)) as sandbox:
+        sandbox.wait_ready()
+        told = sandbox.ask("GET", "/v1/capabilities")["pod_memory"]
+        assert (told["source"], told["size_bytes"]) == ("node", LIMIT_BYTES)
+        done = sandbox.ask("POST", "/v1/executions", command=HOG, timeout_seconds=40)
+        assert done["exit_reason"] == "memory_limit", done
+        assert sandbox.ask("POST", "/v1/executions", command="echo alive")["stdout"] == "alive\n"
 
 
 def test_hog_after_400_tasks_ends_and_the_pod_does_not(pod: Sandbox, cgroup: Cgroup) -> None:

@@ -184,20 +184,18 @@ def test_hog_that_stops_the_warden_ends_and_its_neighbours_do_not(pod: Pod) -> N
     assert pod.daemon.capabilities(afresh=True)["warden_restarts"] == 0
 
 
-def test_nothing_guards_a_pod_of_unknown_size_and_the_daemon_says_so(
+def test_in_gvisor_without_a_setting_the_memory_that_gvisor_shows_is_guarded_and_the_daemon_says_so(
     own_daemon: Callable[..., Target],
 ) -> None:
-    """MemTotal is the node's in gVisor."""
+    """MemTotal is the node's in a pod."""
     daemon = own_daemon()
+    total = Pod(daemon).post(command="awk '/MemTotal/ {print $2}' /proc/meminfo")["stdout"]
     told = daemon.capabilities()["pod_memory"]
-    assert told == {
-        "guarded": False,
-        "source": "unknown",
-        "size_bytes": None,
-        "reserve_bytes": None,
-    }
+    assert (told["guarded"], told["source"]) == (True, "node")
+    assert told["size_bytes"] == int(total) * 1024
+    assert told["reserve_bytes"] == told["size_bytes"] // 10
     warnings = [
-        line for line in daemon.log_text().splitlines() if "nothing guards the pod's memory" in line
+        line for line in daemon.log_text().splitlines() if "memory limit is unknown" in line
     ]
     assert len(warnings) == 1
     assert "EXECD_POD_MEMORY_BYTES" in warnings[0]

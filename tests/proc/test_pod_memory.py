@@ -111,6 +111,23 @@ def test_the_smallest_limit_is_the_pods(
     assert choose(setting, machine, limits) == expected
 
 
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        (None, PodMemory("node", 24 * GIB, 24 * GIB // 10)),
+        (GIB, PodMemory("setting", GIB, GIB // 10)),
+        (48 * GIB, PodMemory("node", 24 * GIB, 24 * GIB // 10)),
+        (0, PodMemory("off")),
+    ],
+)
+def test_in_gvisor_the_setting_or_the_memory_of_the_node_is_the_pods(
+    setting: int | None, expected: PodMemory
+) -> None:
+    found = choose(setting, 24 * GIB, [], has_own_usage=True)
+    assert found == expected
+    assert not found.configuration().only_growth, "the usage is the sandbox's own"
+
+
 def test_only_the_machine_is_shared_with_others() -> None:
     assert choose(None, 24 * GIB, []).configuration() == Configure(512 * MIB, 0, "", True)
     assert choose(None, 24 * GIB, [CgroupLimit("a", 2 * GIB)]).configuration() == Configure(

@@ -81,8 +81,11 @@ class PodMemoryCapabilities(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ]
     source: Annotated[
-        Literal["setting", "cgroup", "machine", "off", "unknown"],
-        Meta(description="Where the size comes from."),
+        Literal["setting", "cgroup", "machine", "node", "off", "unknown"],
+        Meta(
+            description="Where the size comes from. node: gVisor shows no limit of the pod, so "
+            "this is all memory that gVisor shows."
+        ),
     ]
     size_bytes: Annotated[
         int | None,
