@@ -330,8 +330,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Annotated[int, Meta(ge=0)] | None,
         _help(
             "The pod's memory limit (Downward API); 0 switches the guard off.",
-            default="the smallest limit of the memory cgroups, else the machine's memory; in "
-            "gVisor none",
+            default="the smallest limit of the memory cgroups, else the machine's memory",
         ),
     ] = None
     base_dir_bytes: Annotated[
