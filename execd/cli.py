@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from execd import lean_imports
 
 with lean_imports.plain_types():  # config imports msgspec
-    from execd import config
+    from execd import config, dialects
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +37,8 @@ def main() -> None:
 
 def flag_words(arguments: Sequence[str]) -> dict[str, object] | None:
     """Return the flags of ``serve`` as click would; None: click must read the words."""
-    names = {config.flag(name): name for name in config.Config.__struct_fields__}
+    all_names = (*config.Config.__struct_fields__, *config.PORT_FLAGS, *config.DIALECT_FLAGS)
+    names = {config.flag(name): name for name in all_names}
     flags: dict[str, object] = {}
     words = iter(arguments)
     if next(words, None) != "serve":
@@ -64,6 +65,9 @@ def serve(flags: dict[str, object]) -> None:
     """Serve until SIGTERM."""
     try:
         settings = config.load(flags, os.environ)
+        chosen = dialects.choose(
+            settings.dialect_ports, *config.dialect_variables(flags, os.environ)
+        )
     except config.ConfigError as error:
         print(
             f"Usage: execd serve [OPTIONS]\nTry 'execd serve --help' for help.\n\nError: {error}",
@@ -76,4 +80,4 @@ def serve(flags: dict[str, object]) -> None:
     lean_imports.halve_aiohttp()
     with lean_imports.lean():
         from execd.server import serve as run
-    run(settings)
+    run(settings, chosen)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_type_hints
 
@@ -31,11 +32,29 @@ ENVIRONMENT_NAMES = {
     "opensandbox_env_file": "EXECD_ENVS",
 }
 
-REPEATABLE = ("pass_env", "preload")
+REPEATABLE = ("dialect", "pass_env", "preload")
 """Settings that are lists: a flag for each item, or one variable with commas."""
 
+PORT_FLAGS = {
+    "sandboxd_rest_port": "sandboxd-rest",
+    "sandboxd_grpc_port": "sandboxd-grpc",
+    "e2b_envd_port": "e2b-envd",
+    "e2b_code_port": "e2b-code",
+    "opensandbox_port": "opensandbox",
+}
+"""Older settings, each of which is ``--dialect NAME=PORT``."""
+DIALECT_FLAGS = {
+    "e2b_open_contexts": "EXECD_E2B_OPEN_CONTEXTS",
+    "opensandbox_line_ends": "EXECD_OPENSANDBOX_LINE_ENDS",
+    "opensandbox_env_file": "EXECD_OPENSANDBOX_ENV_FILE",
+    "runtime_init": "EXECD_OPENSANDBOX_RUNTIME_INIT",
+}
+"""Older settings, each of which is the variable of a dialect."""
+
+DialectPort = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9-]{0,31}=[0-9]{1,5}$")]
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-fA-F]{64}$")]
 UserId = Annotated[str, Meta(pattern=r"^[0-9]{1,10}(:[0-9]{1,10})?$")]
+MAX_PORT = 65535
 MAX_ID = 2**32 - 2  # the next number means "keep the id" to setresuid(2)
 Count = Annotated[int, Meta(gt=0)]
 Positive = Meta(gt=0)
@@ -54,55 +73,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     port: Annotated[int, Meta(ge=0, le=65535), _help("Port to listen on; 0 takes a free port.")] = (
         8888
     )
-    sandboxd_rest_port: Annotated[
-        Annotated[int, Meta(ge=0, le=65535)] | None,
-        _help("Second port, for clients of sandboxd's REST half (sandboxd uses 8080)."),
-    ] = None
-    sandboxd_grpc_port: Annotated[
-        Annotated[int, Meta(ge=0, le=65535)] | None,
-        _help("Port for clients of sandboxd's gRPC half, ProcessService (sandboxd uses 9090)."),
-    ] = None
-    e2b_envd_port: Annotated[
-        Annotated[int, Meta(ge=0, le=65535)] | None,
-        _help("Port for clients of E2B's envd (envd uses 49983)."),
-    ] = None
-    e2b_code_port: Annotated[
-        Annotated[int, Meta(ge=0, le=65535)] | None,
-        _help("Port for clients of E2B's code interpreter (49999 at E2B)."),
-    ] = None
-    e2b_open_contexts: Annotated[
-        Literal["on", "off"],
+    dialect: Annotated[
+        tuple[DialectPort, ...],
         _help(
-            "`on`: the E2B routes `/contexts` need no token, which E2B's SDK does not send to "
-            "them; `off`: they need the token."
+            "NAME=PORT: a port for clients of another dialect (repeatable): `opensandbox`, "
+            "`e2b-envd`, `e2b-code`, `sandboxd-rest`, `sandboxd-grpc`, or the name of another wing."
         ),
-    ] = "off"
-    opensandbox_port: Annotated[
-        Annotated[int, Meta(ge=0, le=65535)] | None,
-        _help("Port for clients of OpenSandbox's execd (OpenSandbox uses 44772)."),
-    ] = None
-    opensandbox_line_ends: Annotated[
-        Literal["keep", "strip"],
-        _help(
-            "Line ends in the output events of the OpenSandbox port: `keep`, as clients from 1.1 "
-            "on expect, or `strip`, as clients of 1.0 expect."
-        ),
-    ] = "keep"
-    opensandbox_env_file: Annotated[
-        str | None,
-        _help(
-            "File of variables for commands of the OpenSandbox port; the SDK's `set_env` appends "
-            "to the file.",
-            default="`.opensandbox.env` in TMPDIR of commands",
-        ),
-    ] = None
-    runtime_init: Annotated[
-        bool,
-        _help(
-            "Serve only probes on every port until `POST /internal/init` of the OpenSandbox port "
-            "has brought the access token's hash."
-        ),
-    ] = False
+    ] = ()
     base_dir: Annotated[
         str, Meta(min_length=1), _help("Directory of the files, and working directory of commands.")
     ] = "./workspace"
@@ -352,6 +329,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _help("Least severe log line: debug, info, warning or error."),
     ] = "info"
 
+    @property
+    def dialect_ports(self) -> list[tuple[str, int]]:
+        """The names and ports of ``dialect``."""
+        pairs = (each.split("=") for each in self.dialect)
+        return [(name, int(port)) for name, port in pairs]
+
 
 class ConfigError(Exception):
     """A setting breaks its rule. The message names the rule and the source of the value."""
@@ -400,6 +383,7 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
     for name in REPEATABLE:
         if isinstance(values.get(name), str):
             values[name] = [item.strip() for item in str(values[name]).split(",") if item.strip()]
+    _add_ports(values, sources, flags, environment)
     if "timeout" in values:
         values["timeout"] = _usable_timeout(values["timeout"], sources["timeout"])
     try:
@@ -409,6 +393,7 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
         name = where.rstrip("`").partition("[")[0]
         raise ConfigError(f"{sources.get(name, name)}: {text}") from None
     _check_rules(config, sources)
+    _check_init(config, flags, environment)
     # Absolute, but links are not resolved: absolute paths under `/app` keep working if `/app` is a
     # link.
     return msgspec.structs.replace(
@@ -418,6 +403,55 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
     )
 
 
+def dialect_variables(
+    flags: Mapping[str, object], environment: Mapping[str, str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the environment with the older settings under the names of the dialects' variables,
+    and for each of these the flag or the variable that was given."""
+    variables, sources = dict(environment), {}
+    for name, variable in DIALECT_FLAGS.items():
+        value, source = _given(name, flags, environment)
+        if value is not None:
+            variables[variable], sources[variable] = str(value), source
+    return variables, sources
+
+
+def _add_ports(
+    values: dict[str, object],
+    sources: dict[str, str],
+    flags: Mapping[str, object],
+    environment: Mapping[str, str],
+) -> None:
+    """Write the older settings of ports as ``dialect``. Raises ConfigError."""
+    given = values.get("dialect", ())
+    assert isinstance(given, list | tuple)
+    dialects = list(given)
+    for name, dialect in PORT_FLAGS.items():
+        port, source = _given(name, flags, environment)
+        if port is None:
+            continue
+        if not re.fullmatch("[0-9]{1,5}", str(port)) or int(str(port)) > MAX_PORT:
+            raise ConfigError(f"{source}: {port!r} is no port from 0 to {MAX_PORT}")
+        dialects.append(f"{dialect}={port}")
+        sources.setdefault("dialect", source)
+    if dialects:
+        values["dialect"] = dialects
+
+
+def _given(
+    name: str, flags: Mapping[str, object], environment: Mapping[str, str]
+) -> tuple[object, str]:
+    """Return the value of a setting, and the flag or the variable that has the value. None: not
+    given."""
+    variable = environment_name(name)
+    given = flags.get(name)
+    if given is not None and given != ():
+        return given, flag(name)
+    # Blank means unset, as with SANDBOX_BASE_DIR in the python-runtime: manifests often leave a
+    # variable empty.
+    return environment.get(variable, "").strip() or None, variable
+
+
 def _join_sources(
     flags: Mapping[str, object], environment: Mapping[str, str]
 ) -> tuple[dict[str, object], dict[str, str]]:
@@ -425,14 +459,9 @@ def _join_sources(
     values: dict[str, object] = {}
     sources: dict[str, str] = {}
     for field in msgspec.structs.fields(Config):
-        variable = environment_name(field.name)
-        given = flags.get(field.name)
-        if given is not None and given != ():
-            values[field.name], sources[field.name] = given, flag(field.name)
-        elif environment.get(variable, "").strip():
-            # Blank means unset, as with SANDBOX_BASE_DIR in the python-runtime: manifests often
-            # leave a variable empty.
-            values[field.name], sources[field.name] = environment[variable].strip(), variable
+        value, source = _given(field.name, flags, environment)
+        if value is not None:
+            values[field.name], sources[field.name] = value, source
     assert values.keys() == sources.keys()
     return values, sources
 
@@ -454,10 +483,7 @@ def _check_rules(config: Config, sources: Mapping[str, str]) -> None:
         os.path.isfile(config.python) and os.access(config.python, os.X_OK)
     ):
         raise ConfigError(f"{sources['python']}: {config.python} is not the path of a program")
-    if config.runtime_init and config.opensandbox_port is None:
-        raise ConfigError(
-            f"{sources['runtime_init']}: needs --opensandbox-port, whose route takes the init"
-        )
+    _check_dialects(config.dialect_ports, sources)
     base_dir, state_dir = os.path.realpath(config.base_dir), os.path.realpath(config.state_dir)
     if os.path.commonpath([base_dir, state_dir]) == base_dir:
         raise ConfigError(
@@ -468,6 +494,31 @@ def _check_rules(config: Config, sources: Mapping[str, str]) -> None:
         raise ConfigError(
             f"--base-dir: {base_dir} is inside the state dir {state_dir}, which is hidden from "
             "commands"
+        )
+
+
+def _check_dialects(ports: list[tuple[str, int]], sources: Mapping[str, str]) -> None:
+    seen = set()
+    for name, port in ports:
+        if port > MAX_PORT:
+            raise ConfigError(f"{sources['dialect']}: {name}: {port} is over {MAX_PORT}")
+        if name in seen:
+            raise ConfigError(f"{sources['dialect']}: {name}: given twice; a dialect has one port")
+        seen.add(name)
+
+
+def _check_init(
+    config: Config, flags: Mapping[str, object], environment: Mapping[str, str]
+) -> None:
+    """A daemon that has to wait for an init, and lacks the dialect that takes the init, would serve
+    everybody. Raises ConfigError."""
+    variable = DIALECT_FLAGS["runtime_init"]
+    value, source = _given("runtime_init", flags, environment)
+    asks = str(value or environment.get(variable, "")).strip().lower() in ("1", "true")
+    if asks and "opensandbox" not in dict(config.dialect_ports):
+        raise ConfigError(
+            f"{source if value else variable}: needs --dialect opensandbox=PORT, whose route takes "
+            "the init"
         )
 
 

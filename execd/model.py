@@ -138,7 +138,10 @@ StartedBy = Literal["shell", "direct", "argv"]
 """How a command was started: by its shell; by execd, from a command line that needs no shell; or by
 execd, from the caller's list of arguments."""
 
-Dialect = Literal["python_runtime", "v1", "sandboxd_grpc", "opensandbox", "e2b"]
+Dialect = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]{0,31}$")]
+"""The name of a dialect in logs and metrics. A wing (``execd.dialects``) brings its own."""
+OWN_DIALECTS: tuple[Dialect, ...] = ("python_runtime", "v1")
+"""The dialects of port 8888."""
 
 
 class Origin(msgspec.Struct, frozen=True):

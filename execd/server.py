@@ -27,7 +27,7 @@ import signal
 import socket
 import sys
 import threading
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn
 
 import uvloop
 
@@ -42,12 +42,12 @@ from execd.engine.store.state_dir import StateDirError
 from execd.errors import ExecdError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from aiohttp import web
+    from collections.abc import Callable, Sequence
 
     from execd.api.wire.auth import TokenGate
+    from execd.api.wire.port import PortServer
     from execd.config import Config
+    from execd.dialects import Dialect
     from execd.engine.restore_detector import Restore
 
 log = logging.getLogger(__name__)
@@ -67,20 +67,13 @@ CLOSE_SECONDS, CLOSE_SHARE = 1.0, 0.1
 COLLECTION_THRESHOLDS = 5_000, 10, 7
 
 
-class PortServer(Protocol):
-    """Serves ports."""
-
-    async def cleanup(self) -> None:
-        """Close the ports and the connections."""
-
-
-def serve(config: Config) -> NoReturn:
+def serve(config: Config, dialects: Sequence[Dialect] = ()) -> NoReturn:
     """Run until a signal, and end the process."""
     limit_arenas()
     _make_base_dir(config.base_dir, config.run_as)
     flush_log = logging_setup.setup(config.log_level)
     _raise_open_files()
-    exit_code = uvloop.run(_serve(config, flush_log))
+    exit_code = uvloop.run(_serve(config, dialects, flush_log))
     flush_log()
     assert exit_code in (*EXIT_CODES.values(), EXIT_CANNOT_START, EXIT_USAGE)
     # Not sys.exit: the interpreter would wait for threads, and a thread may hang on a dead disk or
@@ -133,11 +126,10 @@ def _exit_after(
 def load_api() -> None:
     """Import the api, the larger half of all imports, while the warden's interpreter starts."""
     with lean_imports.lean():
-        import execd.api.app
-        import execd.api.listeners  # noqa: F401
+        import execd.api.app  # noqa: F401
 
 
-async def _serve(config: Config, flush_log: Callable[[], None]) -> int:
+async def _serve(config: Config, dialects: Sequence[Dialect], flush_log: Callable[[], None]) -> int:
     """Serve until a signal, and return the exit code."""
     loop = asyncio.get_running_loop()
     stop: asyncio.Future[int] = loop.create_future()
@@ -158,9 +150,9 @@ async def _serve(config: Config, flush_log: Callable[[], None]) -> int:
             fields = {"step": error.step, "path": error.path, "error": str(error)}
             log.error("cannot start", extra=fields)
             return EXIT_CANNOT_START
-        runners: list[PortServer] = []
-        ends.push_async_callback(_close_connections, runners, engine)
-        exit_code = await _listen(runners, engine, config)
+        servers: list[PortServer] = []
+        ends.push_async_callback(_close_connections, servers, engine)
+        exit_code = await _listen(servers, engine, dialects)
         if exit_code is not None:
             return exit_code
         # Exempt the present objects from garbage collection: a full collection takes 30 ms with
@@ -182,42 +174,36 @@ def _stop(stop: asyncio.Future[int], number: signal.Signals) -> None:
         stop.set_result(EXIT_CODES[number])
 
 
-async def _listen(runners: list[PortServer], engine: Engine, config: Config) -> int | None:
-    """Open the listeners, and add their runners to ``runners``. Return an exit code if the address
-    or a port cannot be used."""
-    from execd.api.app import make_runner
-    from execd.api.listeners import LISTENERS
+async def _listen(
+    servers: list[PortServer], engine: Engine, dialects: Sequence[Dialect]
+) -> int | None:
+    """Open the ports, and add their servers to ``servers``. Return an exit code if the address or a
+    port cannot be used."""
+    from execd.api.app import make_http_port
     from execd.api.wire.auth import TokenGate
     from execd.api.wire.connections import ConnectionLimits
+    from execd.api.wire.port import PortContext
 
-    limits = ConnectionLimits.for_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    # aiohttp waits this time twice: for handlers to end, and for cancelled handlers to end.
-    close_seconds = min(CLOSE_SECONDS, config.shutdown_timeout * CLOSE_SHARE)
-    gate = TokenGate(config.token_sha256, awaits_init=config.runtime_init)
+    config = engine.config
+    gate = TokenGate(config.token_sha256)
     engine.restores.subscribe(functools.partial(_take_token, gate))
-    if config.sandboxd_grpc_port is not None:
-        from execd.api.sandboxd_grpc.listener import make_server
-
-        grpc_server = make_server(engine, limits, gate, shutdown_timeout=close_seconds)
-        runners.append(grpc_server)
-        port = config.sandboxd_grpc_port
-        exit_code = await _open(grpc_server.start, engine, "sandboxd gRPC", port)
+    context = PortContext(
+        gate,
+        ConnectionLimits.for_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+        # aiohttp waits this time twice: for handlers to end, and for cancelled handlers to end.
+        min(CLOSE_SECONDS, config.shutdown_timeout * CLOSE_SHARE),
+    )
+    # All servers are made before a port is open, because a dialect may have all ports wait for an
+    # init. Port 8888 comes last: "listening" is the line that everything is up.
+    ports = []
+    for dialect in dialects:
+        servers.append(dialect.module.open(engine, dialect.settings, context))
+        ports.append((dialect.module.TITLE, dialect.port))
+    servers.append(make_http_port(engine, context))
+    for server, (title, port) in zip(servers, [*ports, ("", config.port)], strict=True):
+        exit_code = await _open(server, engine, title, port)
         if exit_code is not None:
             return exit_code
-    for listener in LISTENERS:
-        ports = listener.ports(config)
-        if not ports:
-            continue
-        runner = make_runner(
-            engine, limits, shutdown_timeout=close_seconds, dialect=listener.load(), gate=gate
-        )
-        await runner.setup()
-        runners.append(runner)
-        for name, port in ports:
-            open_site = functools.partial(_open_site, runner)
-            exit_code = await _open(open_site, engine, name, port)
-            if exit_code is not None:
-                return exit_code
     return None
 
 
@@ -227,26 +213,11 @@ def _take_token(gate: TokenGate, restore: Restore, _spared: object) -> None:
         gate.replace(restore.changes["token_sha256"])
 
 
-async def _open_site(runner: web.AppRunner, host: str, port: int, backlog: int) -> tuple[str, int]:
-    from aiohttp import web
-
-    await web.TCPSite(runner, host, port, backlog=backlog).start()
-    assert runner.addresses, "the site has started"
-    bound_host, bound_port = runner.addresses[-1][:2]
-    return bound_host, bound_port
-
-
-async def _open(
-    start: Callable[[str, int, int], Awaitable[tuple[str, int]]],
-    engine: Engine,
-    name: str,
-    port: int,
-) -> int | None:
-    """Open a port. ``start`` takes host, port and backlog, and returns the address. ``name``: as
-    in ``Listener.names``."""
+async def _open(server: PortServer, engine: Engine, title: str, port: int) -> int | None:
+    """Open a port. ``title``: of a dialect; empty for the daemon's own port."""
     config = engine.config
     try:
-        bound_host, bound_port = await start(config.host, port, BACKLOG)
+        bound_host, bound_port = await server.start(config.host, port, BACKLOG)
     except socket.gaierror as error:
         print(f"execd: --host: {config.host}: {error.strerror}", file=sys.stderr)
         return EXIT_USAGE
@@ -257,14 +228,14 @@ async def _open(
     engine.own_ports.add(bound_port)
     facts = {"host": bound_host, "port": bound_port, "version": __version__}
     facts["base_dir"] = config.base_dir
-    if name:
-        log.info("listening for a dialect", extra={**facts, "dialect": name})
+    if title:
+        log.info("listening for a dialect", extra={**facts, "dialect": title})
     else:
         log.info("listening", extra=facts)
     return None
 
 
-async def _close_connections(runners: list[PortServer], engine: Engine) -> None:
+async def _close_connections(servers: list[PortServer], engine: Engine) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout_at(engine.stop_by(CONNECTIONS_SHARE)):
-            await asyncio.gather(*(runner.cleanup() for runner in runners))
+            await asyncio.gather(*(server.cleanup() for server in servers))

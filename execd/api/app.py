@@ -16,7 +16,6 @@ aiohttp cancels a handler when the peer hangs up (``handler_cancellation``, set 
 
 from __future__ import annotations
 
-import functools
 import logging
 import random
 import time
@@ -28,7 +27,7 @@ from aiohttp import web
 from execd.api.probes import metrics
 from execd.api.routes import PORT_8888
 from execd.api.wire import errors
-from execd.api.wire.auth import Guard, TokenGate
+from execd.api.wire.auth import Guard
 from execd.api.wire.body import (
     READ_AHEAD_BYTES,
     awaits_continue,
@@ -54,8 +53,10 @@ from execd.errors import ExecdError, Internal, Unavailable
 if TYPE_CHECKING:
     from aiohttp.typedefs import Handler, Middleware
 
+    from execd.api.wire.auth import TokenGate
     from execd.api.wire.connections import ConnectionLimits
-    from execd.api.wire.dialect import Dialect
+    from execd.api.wire.dialect import HttpDialect
+    from execd.api.wire.port import PortContext
     from execd.config import Config
     from execd.engine.engine import Engine
     from execd.engine.metrics.counters import Counters
@@ -95,19 +96,10 @@ class RequestFields(TypedDict):
     """Sent on the connection for the reply."""
 
 
-def make_runner(
-    engine: Engine,
-    limits: ConnectionLimits,
-    *,
-    shutdown_timeout: float,
-    dialect: Dialect = PORT_8888,
-    gate: TokenGate | None = None,
+def make_http_port(
+    engine: Engine, context: PortContext, dialect: HttpDialect = PORT_8888
 ) -> HttpRunner:
-    """Make the HTTP runner of a listener for ``engine``. The engine must outlive the runner.
-
-    ``shutdown_timeout``: seconds that replies under way may take at the end. ``gate``: shared by
-    all listeners of the daemon; None: the listener is alone.
-    """
+    """Make the server of a port. The engine must outlive the server."""
     options = {
         "access_log": None,
         "keepalive_timeout": engine.config.keep_alive_seconds,
@@ -117,21 +109,23 @@ def make_runner(
         # decompression would run on the event loop.
         "auto_decompress": False,
     }
-    assert shutdown_timeout > 0
+    assert context.shutdown_timeout_seconds > 0
+    if dialect.name is not None:
+        engine.counters.add_dialect(dialect.name)
     return HttpRunner(
-        _build_app(engine, limits, dialect, gate or TokenGate(engine.config.token_sha256)),
-        limits=limits,
+        _build_app(engine, context.limits, dialect, context.gate),
+        limits=context.limits,
         counters=engine.counters,
         restores=engine.restores,
-        stall_seconds=engine.config.stream_stall_seconds + limits.stall_grace_seconds,
+        stall_seconds=engine.config.stream_stall_seconds + context.limits.stall_grace_seconds,
         runs=dialect.runs,
         options=options,
-        shutdown_timeout=shutdown_timeout,
+        shutdown_timeout=context.shutdown_timeout_seconds,
     )
 
 
 def _build_app(
-    engine: Engine, limits: ConnectionLimits, dialect: Dialect, gate: TokenGate
+    engine: Engine, limits: ConnectionLimits, dialect: HttpDialect, gate: TokenGate
 ) -> web.Application:
     table = dialect.routes
     app = web.Application(
@@ -149,7 +143,7 @@ def _build_app(
 
 
 def _middleware(
-    dialect: Dialect, gate: TokenGate, config: Config, counters: Counters
+    dialect: HttpDialect, gate: TokenGate, config: Config, counters: Counters
 ) -> Middleware:
     probes = frozenset(route.path for route in dialect.routes if route.access is Access.PROBE)
     inits = {route.path for route in dialect.routes if route.access is Access.INIT}
@@ -159,7 +153,7 @@ def _middleware(
         gate=gate,
         early_paths=probes | inits,
         tokens_of=dialect.presented_tokens,
-        opens=functools.partial(dialect.opens, config),
+        opens=dialect.opens,
     )
 
     @web.middleware
@@ -196,7 +190,7 @@ async def _answer(
     path: str,
     handler: Handler,
     guard: Guard,
-    dialect: Dialect,
+    dialect: HttpDialect,
     counters: Counters,
     *,
     is_probe: bool,

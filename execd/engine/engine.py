@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from execd.engine.bash_sessions import BashSessions
     from execd.engine.executions.idempotency import Submitted
     from execd.engine.metrics.stats import Stats
-    from execd.engine.owner_names import AccountNames
     from execd.engine.restore_detector import Readings
     from execd.engine.sessions.cell_run import CellOptions
     from execd.engine.sessions.session import Session
@@ -62,13 +61,6 @@ class Obstacle(NamedTuple):
     """For callers, with the next step."""
 
 
-class SandboxName(NamedTuple):
-    """A sandbox, as the platform names the sandbox."""
-
-    sandbox_id: str
-    generation: int
-
-
 class Engine:
     """A running engine: use ``async with Engine.open(config)``. All within one event loop."""
 
@@ -91,8 +83,6 @@ class Engine:
         self._usage = UsageMeter()
         self.own_ports: set[int] = set()
         """The ports that the daemon itself listens on."""
-        self.sandbox: SandboxName | None = None
-        """The sandbox that the daemon serves, if an init has told."""
 
     # Life.
 
@@ -256,18 +246,6 @@ class Engine:
         """Give every later program these variables too. Raises InvalidArgument."""
         commands.check_environment(dict(variables))
         self._parts.context.environment.add(variables)
-
-    async def read_owner_names(self) -> AccountNames:
-        """Read the names of users and groups."""
-        from execd.engine.owner_names import read_owner_names
-
-        return await self.files.run(read_owner_names)
-
-    async def read_env_file(self, path: str) -> dict[str, str]:
-        """Read the variables of a file that programs write (``env_file``)."""
-        from execd.engine.env_file import read_env_file
-
-        return await self.files.run(functools.partial(read_env_file, path))
 
     # Parts that only some dialects use: made, and their modules imported, at the first use.
 

@@ -17,7 +17,7 @@ from execd.engine.metrics.counters import Histogram
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from execd.api.probes.families import Family
+    from execd.api.probes.families import Family, Rows
     from execd.engine.metrics.counters import Counters
     from execd.engine.metrics.stats import Stats
 
@@ -58,15 +58,16 @@ def render(
             lines += _head(family, text_format)
             _add_histogram(lines, family.name, found)
             continue
-        rows = [
+        rows = family.rows if family.rows_now is None else family.rows_now(counters)
+        lines_of_family = [
             # Braces and not str(): an f-string is the fastest way. A bool is an integer here.
             f"{series}{int(value) if value is True or value is False else value}"
-            for series, value in zip(_series(family), found, strict=True)
+            for series, value in zip(_series(family, rows), found, strict=True)
             if value is not None
         ]
-        if rows:
+        if lines_of_family:
             lines += _head(family, text_format)
-            lines += rows
+            lines += lines_of_family
     if text_format is Format.OPEN_METRICS:
         lines.append("# EOF")
     lines.append("")
@@ -87,11 +88,11 @@ def _head(family: Family, text_format: Format) -> tuple[str, ...]:
 
 
 @functools.cache
-def _series(family: Family) -> tuple[str, ...]:
+def _series(family: Family, rows: Rows) -> tuple[str, ...]:
     """Return the beginnings of the lines. Label values need no escapes: they are words of closed
     sets."""
     found = []
-    for row in family.rows:
+    for row in rows:
         pairs = [
             f'{label}="{value}"' for label, value in zip(family.labels, row, strict=True) if value
         ]

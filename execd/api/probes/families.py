@@ -2,7 +2,7 @@
 docs/reference/metrics.md.
 
 A metric has the words of the log and of the replies: dialects, exit reasons, states, error codes.
-All label values come from closed sets, so traffic adds no series.
+All label values come from sets that are closed once the ports are open, so traffic adds no series.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Value = int | float | None
 """None: the value has no source here, and the series is absent."""
 Values = Sequence[Value]
+Rows = tuple[tuple[str, ...], ...]
 
 
 SESSION_STATES: tuple[SessionStateName, ...] = get_args(SessionStateName)
@@ -49,8 +50,10 @@ class Family:
     kind: MetricKind
     help: str
     labels: tuple[str, ...] = ()
-    rows: tuple[tuple[str, ...], ...] = ((),)
+    rows: Rows = ((),)
     """The values of the labels for each series. An empty value is an absent label."""
+    rows_now: Callable[[Counters], Rows] | None = None
+    """The rows instead, where the ports of the daemon decide."""
     read: Callable[[Stats, Counters], Values | Histogram]
     """Return a value for each row, or the histogram."""
 
@@ -95,11 +98,14 @@ def _histogram(name: str, help: str, read: Callable[[Counters], Histogram]) -> F
     )
 
 
-# Every request brings a dialect: only the executions of a former daemon have none.
-EXECUTIONS: tuple[tuple[Dialect | None, ExitReason], ...] = (
-    *((dialect, reason) for dialect in get_args(Dialect) for reason in ExitReason),
-    (None, ExitReason.DAEMON_RESTARTED),
-)
+def _counted(counters: Counters) -> list[tuple[Dialect | None, ExitReason]]:
+    """Every request brings a dialect: only the executions of a former daemon have none."""
+    return [
+        (dialect, reason)
+        for dialect, reason in counters.executions
+        if dialect is not None or reason is ExitReason.DAEMON_RESTARTED
+    ]
+
 
 FAMILIES = (
     Family(
@@ -117,8 +123,10 @@ FAMILIES = (
         kind=MetricKind.COUNTER,
         help="Commands and cells that have ended, by dialect of the request and exit reason.",
         labels=("dialect", "exit_reason"),
-        rows=tuple((dialect or "", reason) for dialect, reason in EXECUTIONS),
-        read=lambda _, counters: [counters.executions[key] for key in EXECUTIONS],
+        rows_now=lambda counters: tuple(
+            (dialect or "", reason) for dialect, reason in _counted(counters)
+        ),
+        read=lambda _, counters: [counters.executions[key] for key in _counted(counters)],
     ),
     _counter(
         "execd_refused_executions_total",

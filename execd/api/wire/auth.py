@@ -41,14 +41,16 @@ DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class TokenGate:
-    """The token's hash, shared by the guards of all listeners.
+    """The token's hash, shared by the guards of all listeners."""
 
-    ``awaits_init``: nothing is served but probes, until ``init`` brings the hash.
-    """
-
-    def __init__(self, token_sha256: str | None, *, awaits_init: bool = False) -> None:
+    def __init__(self, token_sha256: str | None) -> None:
         self.token_sha256 = _normalized(token_sha256)
-        self.awaits_init = awaits_init
+        self.awaits_init = False
+        """Nothing is served but probes, until ``init`` brings the hash."""
+
+    def await_init(self) -> None:
+        """Have a dialect bring the hash. Call before a port is open."""
+        self.awaits_init = True
 
     def init(self, token_sha256: str | None) -> None:
         """The init route has taken its one request. None keeps the hash of the settings."""

@@ -1,4 +1,4 @@
-"""A dialect: the routes, the error bodies and the token headers of a listener."""
+"""A dialect over HTTP: the routes, the error bodies and the token headers of a port."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from multidict import MultiMapping
 
     from execd.api.wire.route import Route
-    from execd.config import Config
     from execd.errors import ExecdError
+    from execd.model import Dialect
 
 
 class ErrorRenderers(NamedTuple):
@@ -27,9 +27,12 @@ class ErrorRenderers(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dialect:
-    """What a listener serves. Each dialect has a folder under ``api/`` and a listener of its own;
-    the listener of port 8888 serves python_runtime and /v1 together."""
+class HttpDialect:
+    """What a port serves. Port 8888 serves python_runtime and /v1 together; every other dialect is
+    a wing (``execd.dialects``) with ports of its own."""
+
+    name: Dialect | None = None
+    """In logs and metrics. None: each route names its dialect."""
 
     routes: tuple[Route, ...]
     renderers: Callable[[str], ErrorRenderers]
@@ -39,7 +42,7 @@ class Dialect:
     means that the caller has left; on another route the caller gets the reply."""
     presented_tokens: Callable[[MultiMapping[str]], Iterator[str]] = presented_tokens
     """Every token that the headers of a request present."""
-    opens: Callable[[Config, str], bool] = lambda _config, _path: False
+    opens: Callable[[str], bool] = lambda _path: False
     """Whether a setting frees the raw path from the token."""
     prepare: Callable[[web.Application], None] = lambda _app: None
     """Add what the handlers of the dialect share to the new application, with its end."""

@@ -421,6 +421,13 @@ class HttpRunner(web.AppRunner):
         self._runs = runs
         self._options = options
 
+    async def start(self, host: str, port: int, backlog: int) -> tuple[str, int]:
+        """Listen, and return the address. Raises OSError."""
+        await self.setup()
+        await web.TCPSite(self, host, port, backlog=backlog).start()
+        bound_host, bound_port = self.addresses[-1][:2]
+        return bound_host, bound_port
+
     async def _make_server(self) -> web.Server:
         plain = await super()._make_server()
         (middleware,) = self.app.middlewares

@@ -36,8 +36,8 @@ class EndFields(TypedDict):
     session_id: str | None
     """The session of a cell, or of a command with `session_id`; else null."""
     dialect: Dialect | None
-    """`python_runtime`, `v1`, `sandboxd_grpc`, `opensandbox` or `e2b`: the routes that started the
-    execution; null: an earlier daemon did."""
+    """The routes that started the execution: `python_runtime`, `v1`, `sandboxd_grpc`,
+    `opensandbox`, `e2b`, or those of another wing; null: an earlier daemon did."""
     started_by: StartedBy | None
     """As in replies of `/v1`; null for a cell, and for a program that did not start."""
     exit_reason: ExitReason | None

@@ -14,7 +14,7 @@ from bisect import bisect_left
 from typing import get_args
 
 from execd.errors import ReplyCode
-from execd.model import STREAMS, CellStatus, Dialect, ExitReason
+from execd.model import OWN_DIALECTS, STREAMS, CellStatus, Dialect, ExitReason
 
 # Upper bounds in seconds. A small command takes 2 ms natively and 10 ms in gVisor; the default
 # timeout is minutes.
@@ -68,10 +68,10 @@ class Counters:
     )
 
     def __init__(self) -> None:
-        self.executions: dict[tuple[Dialect | None, ExitReason], int] = {
-            (dialect, reason): 0 for dialect in (*get_args(Dialect), None) for reason in ExitReason
-        }
+        self.executions: dict[tuple[Dialect | None, ExitReason], int] = {}
         """Ends, by dialect and reason. The dialect None: executions of a former daemon."""
+        for dialect in (*OWN_DIALECTS, None):
+            self.add_dialect(dialect)
         self.refused_executions = 0
         """Executions that ended with an error, and no reason: no program was started."""
         self.cells: dict[CellStatus, int] = dict.fromkeys(get_args(CellStatus), 0)
@@ -90,6 +90,12 @@ class Counters:
         """From the request of an execution to its turn."""
         self.loop_lag_seconds = Histogram(LAG_SECONDS)
         """How late the event loop ran a timer."""
+
+    def add_dialect(self, dialect: Dialect | None) -> None:
+        """Count the executions of this dialect too. Until the first end the counters are 0: a
+        series that begins with a 1 has no increase."""
+        for reason in ExitReason:
+            self.executions.setdefault((dialect, reason), 0)
 
     def record_end(
         self,

@@ -1,0 +1,50 @@
+"""OpenSandbox's execd, on a port of its own. The entry point of the dialect."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+if TYPE_CHECKING:
+    from execd.api.wire_api import PortContext, PortServer
+    from execd.engine.engine_api import Engine
+
+TITLE = "OpenSandbox"
+NAME = "opensandbox"
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """The variables EXECD_OPENSANDBOX_LINE_ENDS, _ENV_FILE and _RUNTIME_INIT."""
+
+    line_ends: Annotated[
+        Literal["keep", "strip"],
+        Meta(
+            description="Line ends in the output events: `keep`, as clients from 1.1 on expect, or "
+            "`strip`, as clients of 1.0 expect."
+        ),
+    ] = "keep"
+    env_file: Annotated[
+        str | None,
+        Meta(
+            description="File of variables for commands; the SDK's `set_env` appends to the file.",
+            extra={"default": "`.opensandbox.env` in TMPDIR of commands"},
+        ),
+    ] = None
+    runtime_init: Annotated[
+        bool,
+        Meta(
+            description="Serve only probes on every port of the daemon until `POST /internal/init` "
+            "has brought the access token's hash."
+        ),
+    ] = False
+
+
+def open(engine: Engine, settings: Settings, context: PortContext) -> PortServer:
+    from execd.api.wire_api import make_http_port
+    from execd_opensandbox.opensandbox_dialect import make_dialect
+
+    if settings.runtime_init:
+        context.gate.await_init()
+    return make_http_port(engine, context, make_dialect(settings))
