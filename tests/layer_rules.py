@@ -79,32 +79,19 @@ LAYERS = {
     "api.python_runtime": Layer(
         "errors model engine.files engine.executions api.wire", "aiohttp msgspec"
     ),
-    "api.sandboxd_grpc": Layer(
-        "errors model engine engine.output engine.executions api.wire",
-        "google grpclib h2 multidict msgspec",
-    ),
-    "api.e2b": Layer(
-        "errors model config engine engine.output engine.files engine.executions "
-        "engine.metrics engine.sessions api.wire",
-        "aiohttp msgspec",
-    ),
-    "api.opensandbox": Layer(
-        "errors model engine engine.output engine.files engine.executions engine.sessions api.wire",
-        "aiohttp msgspec multidict yarl",
-    ),
     "api": Layer(
-        "errors config engine engine.metrics"
-        " api.wire api.probes api.docs api.v1 api.python_runtime api.e2b"
-        " api.opensandbox",
+        "errors config engine engine.metrics api.wire api.probes api.docs api.v1"
+        " api.python_runtime",
         "aiohttp",
     ),
+    "dialects": Layer("config engine api.wire", "msgspec"),
     "server": Layer(
         "errors config lean_imports logging_setup allocator engine engine.store engine.executions"
-        " api api.wire api.sandboxd_grpc",
+        " api api.wire dialects",
         "aiohttp uvloop",
     ),
     "command_line": Layer("config", "click"),
-    "cli": Layer("config lean_imports command_line server"),
+    "cli": Layer("config dialects lean_imports command_line server"),
     "__main__": Layer("cli"),
 }
 NO_DIALECT = {"", "api.wire", "api.probes", "api.docs", "api"}
@@ -144,16 +131,21 @@ PURE = _words(
     api.wire.fields api.wire.malformed api.wire.multipart api.wire.output_text api.wire.signal_names
     api.wire.targets api.wire.tracing api.wire.validators api.v1.cell_reply api.v1.execution_request
     api.v1.execution_types api.v1.file_reply api.v1.session_request api.python_runtime.request
-    api.python_runtime.wire_reply api.sandboxd_grpc.grpc_status
-    api.sandboxd_grpc.process_ids api.sandboxd_grpc.process_messages
-    api.e2b.connect api.e2b.entries api.e2b.cell_lines api.e2b.envd_messages
-    api.opensandbox.pty_messages api.opensandbox.event_frames api.opensandbox.path_expansion
-    api.opensandbox.opensandbox_errors api.opensandbox.name_patterns engine.usage_meter
-    engine.executions.bash_script
+    api.python_runtime.wire_reply engine.usage_meter engine.executions.bash_script
     """
 )
 """Modules without a clock, a loop, a process, a thread or a file; only they call themselves
 pure."""
+
+PURE_OF_WINGS = {
+    "e2b": ("connect", "entries", "cell_lines", "envd_messages"),
+    "opensandbox": (
+        *("pty_messages", "event_frames", "path_expansion", "opensandbox_errors"),
+        "name_patterns",
+    ),
+    "sandboxd": ("grpc_status", "process_ids", "process_messages"),
+}
+"""The same, by wing."""
 
 IMPURE_MODULES = _words(
     """

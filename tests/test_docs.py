@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gvisor_facts
+from docs.generate.tables import dialects
 from execd import config
 from execd.api.v1.execution_request import LimitsRequest
 from execd.kernel import mime_bundles
@@ -22,11 +23,20 @@ from tests.promises import name_of_test, promises
 ROOT = Path(__file__).parent.parent
 TEST_NAMES = {
     name
-    for path in (ROOT / "tests").rglob("test_*.py")
+    for path in (*(ROOT / "tests").rglob("test_*.py"), *ROOT.glob("wings/*/tests/**/test_*.py"))
     for name in re.findall(r"def (test_\w+)\(", path.read_text())
 }
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+WINGS = [path.parent for path in sorted(ROOT.glob("wings/*/pyproject.toml"))]
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *(wing / "README.md" for wing in WINGS),
+]
 REFERENCE = ROOT / "docs" / "reference"
+
+
+def _name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
 
 
 def test_each_promise_is_the_name_of_a_test() -> None:
@@ -134,6 +144,37 @@ def test_architecture_describes_the_modules_of_a_folder(folder: str) -> None:
     assert set(re.findall(r"^\| `(\w+\.py)` \|", section, re.MULTILINE)) == _modules()[folder]
 
 
+@pytest.mark.parametrize("wing", WINGS, ids=lambda wing: wing.name)
+def test_the_page_of_a_wing_describes_its_modules(wing: Path) -> None:
+    page = (wing / "README.md").read_text()
+    section = page.partition("\n## Modules\n")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+\.py)` \|", section, re.MULTILINE)) == {
+        path.name for path in wing.glob("execd_*/**/*.py") if path.name != "__init__.py"
+    }
+
+
+@pytest.mark.parametrize("wing", WINGS, ids=lambda wing: wing.name)
+def test_the_page_of_a_wing_names_its_dialects_and_its_settings(wing: Path) -> None:
+    page = (wing / "README.md").read_text()
+    own = {
+        name: module
+        for name, module in dialects().items()
+        if module.__name__.partition(".")[0] == f"execd_{wing.name}"
+    }
+    assert own
+    for name, module in own.items():
+        assert f"`{name}`" in page
+        assert f"--dialect {name}=" in page
+        for field in module.Settings.__struct_fields__:
+            assert f"| `EXECD_{module.NAME.upper()}_{field.upper()}` |" in page
+
+
+def test_tests_that_a_page_names_exist() -> None:
+    for page in PAGES:
+        named = set(re.findall(r"`(test_\w+)`", page.read_text()))
+        assert named <= TEST_NAMES, page
+
+
 def _definitions() -> set[tuple[str, str]]:
     """(class, method) with inherited methods, and (module, function or class)."""
     methods: dict[str, set[str]] = {}
@@ -188,7 +229,7 @@ def _commands(page: str) -> list[str]:
     return [command for command in found if " " in command]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_commands_of_a_page_work_outside_the_virtual_environment(page: Path) -> None:
     programs = {command.split()[0] for command in _commands(page.read_text())}
     assert not programs & INSTALLED_PROGRAMS
@@ -216,7 +257,7 @@ def _anchors(file: Path) -> set[str]:
     return {_anchor(heading) for heading in re.findall(r"^#+ (.+)$", file.read_text(), re.M)}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_each_link_of_a_page_has_a_target(page: Path) -> None:
     assert [target for target in _links(page) if not _has_target(page, target)] == []
 

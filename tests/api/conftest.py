@@ -28,15 +28,17 @@ from aiohttp.test_utils import BaseTestServer, TestClient, get_port_socket
 from multidict import CIMultiDict
 from yarl import URL
 
-from execd.api.app import make_runner
+from execd.api.app import make_http_port
 from execd.api.docs.words import EVENT_STREAMS
 from execd.api.routes import PORT_8888
+from execd.api.wire.auth import TokenGate
 from execd.api.wire.connections import ConnectionLimits
+from execd.api.wire.port import PortContext
 from execd.config import Config
 from execd.engine.engine import Engine
 from tests import subreaper
 from tests.api.shared_engine import SharedEngine
-from tests.conftest import children, no_new_task
+from tests.guards import children, no_new_task
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -44,8 +46,7 @@ if TYPE_CHECKING:
     from aiohttp import web
     from pytest_aiohttp.plugin import AiohttpClient
 
-    from execd.api.wire.auth import TokenGate
-    from execd.api.wire.dialect import Dialect
+    from execd.api.wire.dialect import HttpDialect
     from execd.api.wire.http_server import HttpRunner
     from execd.api.wire.route import Route
     from execd.engine.executions.execution import Execution
@@ -136,7 +137,7 @@ class ExecdServer(BaseTestServer):
         limits: ConnectionLimits,
         *,
         is_narrow: bool,
-        dialect: Dialect = PORT_8888,
+        dialect: HttpDialect = PORT_8888,
         gate: TokenGate | None = None,
         port: int | None = None,
     ) -> None:
@@ -147,13 +148,8 @@ class ExecdServer(BaseTestServer):
         self._gate = gate
 
     async def _make_runner(self, **_of_aiohttp: Any) -> HttpRunner:
-        return make_runner(
-            self._engine,
-            self._limits,
-            shutdown_timeout=1.0,
-            dialect=self._dialect,
-            gate=self._gate,
-        )
+        gate = self._gate or TokenGate(self._engine.config.token_sha256)
+        return make_http_port(self._engine, PortContext(gate, self._limits, 1.0), self._dialect)
 
     def make_url(self, path: str | URL) -> URL:
         """Keep the path as the test spells the path: yarl would remove dots and decode escapes."""
@@ -172,7 +168,7 @@ class Wire:
 
     engine: Engine
     client: TestClient[web.Request, None]
-    dialect: Dialect = PORT_8888
+    dialect: HttpDialect = PORT_8888
     connections: list[Connection] = field(default_factory=list)
 
     @property
@@ -237,7 +233,7 @@ class Wire:
         return await self.request("POST", "/upload", body, headers)
 
 
-def fits_row(answer: Answer, dialect: Dialect, method: str, target: str) -> bool:
+def fits_row(answer: Answer, dialect: HttpDialect, method: str, target: str) -> bool:
     """Whether the row of the request has such a reply. Errors have forms of their own."""
     if answer.http_status >= 400:
         return True
@@ -254,7 +250,7 @@ def fits_row(answer: Answer, dialect: Dialect, method: str, target: str) -> bool
     return not media_types.isdisjoint((media_type, "*/*"))
 
 
-def row_of(dialect: Dialect, method: str, target: str) -> Route:
+def row_of(dialect: HttpDialect, method: str, target: str) -> Route:
     methods = ("*", "GET" if method == "HEAD" else method)
     path = unquote(target.partition("?")[0])
     return next(
@@ -309,8 +305,13 @@ async def wait_until(condition: Callable[[], Awaitable[object] | object], what: 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    share_loop(items, FOLDER)
+
+
+def share_loop(items: list[pytest.Item], folder: Path) -> None:
+    """Have the asynchronous tests of a folder share the loop of the engine."""
     for item in items:
-        if item.path.is_relative_to(FOLDER) and pytest_asyncio.is_async_test(item):
+        if item.path.is_relative_to(folder) and pytest_asyncio.is_async_test(item):
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 
@@ -363,7 +364,7 @@ async def serve(
             *,
             is_narrow: bool = False,
             has_own_engine: bool = False,
-            dialect: Dialect = PORT_8888,
+            dialect: HttpDialect = PORT_8888,
             **settings: Any,
         ) -> Wire:
             assert not started, "one app a test"

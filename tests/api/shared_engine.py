@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from execd.errors import ExecdError
 from execd.model import ExitReason
-from tests.conftest import LEAK_DEADLINE_SECONDS, children
+from tests.guards import LEAK_DEADLINE_SECONDS, children
 from tests.waiting import wait_until_async
 
 if TYPE_CHECKING:

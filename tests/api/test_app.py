@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from execd.api.listeners import LISTENERS
 
 import execd
 from execd.api.app import MAX_UNREAD_BYTES
-from execd.api.listeners import LISTENERS
 from execd.api.wire.request_id import MAX_REQUEST_ID_LENGTH, request_id
 from tests.api.conftest import JSON, multipart, request_bytes
 

@@ -10,15 +10,17 @@ import msgspec
 import pytest
 
 from execd.api.python_runtime.wire_reply import ListedEntry
-from execd.api.routes import routes, runs_something
+from execd.api.routes import PORT_8888, routes, runs_something
 from execd.api.wire import errors
 from execd.api.wire.route import Access, Route
 from execd.errors import ResourceExhausted
+from tests.api.route_access import assert_the_init_is_awaited, assert_the_token_is_needed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from tests.api.conftest import Wire
+    from tests.api.shared_engine import SharedEngine
 
 TOKEN_SHA256 = "0" * 64
 
@@ -182,3 +184,16 @@ def test_a_route_runs_something_by_its_method_and_pattern(
     method: str, canonical: str, runs: bool
 ) -> None:
     assert runs_something(method, canonical) is runs
+
+
+@pytest.mark.parametrize("token", [None, "wrong"])
+async def test_each_route_needs_the_token_as_the_table_says(
+    token: str | None, shared_engine: SharedEngine
+) -> None:
+    await assert_the_token_is_needed(PORT_8888, shared_engine, token)
+
+
+async def test_before_an_awaited_init_only_probes_and_the_init_are_served(
+    shared_engine: SharedEngine,
+) -> None:
+    await assert_the_init_is_awaited(PORT_8888, shared_engine)

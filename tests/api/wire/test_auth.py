@@ -235,7 +235,8 @@ def test_other_listeners_answer_to_any_name(listener: str) -> None:
 
 
 def test_before_an_awaited_init_only_early_paths_are_served() -> None:
-    gate = TokenGate(None, awaits_init=True)
+    gate = TokenGate(None)
+    gate.await_init()
     guard = Guard(Config(), OPEN_PATHS, gate=gate, early_paths={"/ping"})
     headers: CIMultiDict[str] = CIMultiDict(Host="localhost")
     guard.check("GET", "/ping", headers)
@@ -245,7 +246,8 @@ def test_before_an_awaited_init_only_early_paths_are_served() -> None:
 
 
 def test_the_hash_of_init_holds_for_every_guard_of_the_gate() -> None:
-    gate = TokenGate(None, awaits_init=True)
+    gate = TokenGate(None)
+    gate.await_init()
     guards = [Guard(Config(), (), gate=gate) for _ in range(2)]
     gate.init(hashlib.sha256(b"secret").hexdigest().upper())
     right = CIMultiDict({"Host": "localhost", "X-Access-Token": "secret"})
@@ -263,7 +265,8 @@ def test_the_token_of_a_restored_pod_takes_the_place_of_the_old_token() -> None:
 
 
 def test_an_init_without_a_hash_keeps_the_hash_of_the_settings() -> None:
-    gate = TokenGate(hashlib.sha256(b"secret").hexdigest(), awaits_init=True)
+    gate = TokenGate(hashlib.sha256(b"secret").hexdigest())
+    gate.await_init()
     gate.init(None)
     assert gate.matches("secret")
     assert not gate.matches("other")

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 from aiohttp import web
 
-from execd.api.wire_api import ENGINE
+from execd.api.wire_api import ENGINE, GATE
 from execd.engine.engine_api import InvalidArgument, NotFound
 from execd_e2b.accounts import basic_user, expand, find_account, find_own_account
 from execd_e2b.watchers import Watchers
@@ -16,6 +16,7 @@ from execd_e2b.watchers import Watchers
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from execd.api.wire_api import TokenGate
     from execd.engine.engine_api import Engine, Execution, Stream
     from execd_e2b.accounts import RequestAccount
 
@@ -24,7 +25,7 @@ E2B_VARIABLES = {"E2B_SANDBOX": "true"}
 
 
 class Sandbox:
-    """One for each engine."""
+    """One for each daemon."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -70,14 +71,14 @@ class Sandbox:
 SANDBOX: web.AppKey[Sandbox] = web.AppKey("e2b_sandbox", Sandbox)
 IS_CODE_PORT: web.AppKey[bool] = web.AppKey("e2b_is_code_port", bool)
 """Whether the port is the code interpreter's, and not envd's."""
-_sandboxes: WeakKeyDictionary[Engine, Sandbox] = WeakKeyDictionary()
+_sandboxes: WeakKeyDictionary[TokenGate, Sandbox] = WeakKeyDictionary()
+"""By the gate, which the ports of a daemon share."""
 
 
 def share_sandbox(app: web.Application) -> None:
-    """Add the engine's sandbox to the application: both ports show the same. The end of an
+    """Add the daemon's sandbox to the application: both ports show the same. The end of an
     application ends the watchers."""
-    engine = app[ENGINE]
-    sandbox = app[SANDBOX] = _sandboxes.setdefault(engine, Sandbox(engine))
+    sandbox = app[SANDBOX] = _sandboxes.setdefault(app[GATE], Sandbox(app[ENGINE]))
 
     async def end(_app: web.Application) -> None:
         await sandbox.watchers.close()
