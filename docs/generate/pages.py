@@ -25,6 +25,8 @@ SECTIONS: dict[str, Callable[..., str]] = {
     "errors": tables.errors,
     "exit-reasons": tables.exit_reasons,
     "settings": tables.settings,
+    "dialect-settings": tables.dialect_settings,
+    "older-settings": tables.older_settings,
     "limits": limits.limits,
     "log-fields": tables.log_fields,
     "metrics": tables.metrics,

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from docs.generate import types
@@ -12,9 +17,14 @@ from execd import config
 from execd.api.app import RequestFields
 from execd.api.probes.families import FAMILIES
 from execd.api.wire.errors import PYTHON_RUNTIME_HTTP_STATUS, V1_HTTP_STATUS
+from execd.dialects import GROUP
 from execd.engine.executions.end_log import EndFields
 from execd.model import ExitReason
 
+if TYPE_CHECKING:
+    from execd.dialects import DialectModule
+
+WINGS = Path(__file__).parents[2] / "wings"
 UNITS = {"timeout": "s", "shutdown_timeout": "s"}
 """Settings whose names do not tell the unit."""
 
@@ -34,6 +44,48 @@ def settings(*names: str) -> str:
         for name in names
     ]
     return table(("flag", "default", "unit", "values", "meaning"), rows)
+
+
+def dialects() -> dict[str, DialectModule]:
+    """Return the dialects of the wings of the repository, by name."""
+    found = {}
+    for path in sorted(WINGS.glob("*/pyproject.toml")):
+        points = tomllib.loads(path.read_text())["project"]["entry-points"][GROUP]
+        found.update({name: importlib.import_module(module) for name, module in points.items()})
+    return found
+
+
+def dialect_settings() -> str:
+    """Return the table of the variables of all wings."""
+    users: dict[str, list[str]] = {}
+    rows = {}
+    for name, module in dialects().items():
+        for field in types.fields(module.Settings):
+            variable = f"EXECD_{module.NAME}_{field.name}".upper()
+            users.setdefault(variable, []).append(name)
+            rows[variable] = (_default(field), _values(field.type), types.description(field))
+    return table(
+        ("variable", "dialects", "default", "values", "meaning"),
+        [(code(variable), codes(users[variable]), *row) for variable, row in rows.items()],
+    )
+
+
+def _default(field: msgspec.inspect.Field) -> str:
+    if isinstance(field.type, msgspec.inspect.Metadata) and field.type.extra is not None:
+        return str(field.type.extra["default"])
+    return str(field.default).lower() if isinstance(field.default, bool) else str(field.default)
+
+
+def older_settings() -> str:
+    """Return the table of the older names of dialects' settings."""
+    ports = {name: f"--dialect {dialect}=PORT" for name, dialect in config.PORT_FLAGS.items()}
+    return table(
+        ("older flag", "older variable", "today"),
+        [
+            (code(config.flag(name)), code(config.environment_name(name)), code(today))
+            for name, today in {**ports, **config.DIALECT_FLAGS}.items()
+        ],
+    )
 
 
 def unit(setting: str) -> str:
