@@ -27,6 +27,8 @@ MAX_SCANNED = 1_000_000
 
 
 class Match(msgspec.Struct, frozen=True):
+    """An entry that a search has found."""
+
     path: str
     """Relative to the searched directory; undecodable bytes as surrogate escapes."""
     kind: FileKind
@@ -42,6 +44,8 @@ class Match(msgspec.Struct, frozen=True):
 
 
 class SearchResult(msgspec.Struct, frozen=True):
+    """The outcome of a search."""
+
     place: str
     """The searched directory: the path below the root, links resolved."""
     matches: list[Match]

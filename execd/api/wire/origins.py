@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 def origin_of(request: web.Request, dialect: Dialect) -> Origin:
+    """Return who asks: the dialect, and the ids of the request, for the command of the request."""
     return Origin(dialect, request[FACTS].id, trace_id(request.headers.get("traceparent")))
 
 

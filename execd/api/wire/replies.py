@@ -31,6 +31,7 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 def json_reply(
     body: Any, http_status: int = 200, headers: Mapping[str, str] | None = None
 ) -> web.Response:
+    """Return a reply whose body is ``body`` as JSON: any value that msgspec encodes."""
     data = msgspec.json.encode(body)
     if http_status == 200 and headers is None and len(data) <= MAX_JOINED_BYTES:
         return UsualReply(body=data)

@@ -55,6 +55,8 @@ _SUM: dict[tuple[ChangeKind, ChangeKind], ChangeKind] = {
 
 
 class Change(msgspec.Struct, frozen=True):
+    """A change of a path below a watched directory."""
+
     kind: ChangeKind
     path: bytes
     is_directory: bool
