@@ -31,10 +31,11 @@ RUN python3 -m venv --without-pip /build/venv && python3 -m venv --without-pip /
         --require-hashes --only-binary :all: -r image/requirements-execd.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY execd ./execd
+COPY wings ./wings
 RUN python3 -m pip --python /build/venv wheel \
-        --no-deps --no-index --no-build-isolation --wheel-dir /build/wheels . \
+        --no-deps --no-index --no-build-isolation --wheel-dir /build/wheels . ./wings/* \
  && python3 -m pip --python /opt/execd install \
-        --no-compile --no-deps --no-index /build/wheels/execd-*.whl \
+        --no-compile --no-deps --no-index /build/wheels/*.whl \
  && find /opt/execd/lib -type d -name tests -prune -exec rm -r {} + \
  # The root file system may be read-only, so every start would compile the modules that are not
  # compiled now. "unchecked": the copy into the next stage may change the times that a checked .pyc

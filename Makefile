@@ -43,7 +43,8 @@ TEST_ENV := $(VENV)/tested
 ENV := $(VENV)/made
 DOCS_ENV := $(VENV)/docs
 CLIENT := clients/python
-INSTALLED := pyproject.toml requirements-dev.txt execd/__init__.py execd/proc/_spawn.c \
+WINGS := wings/e2b wings/opensandbox wings/sandboxd
+INSTALLED := $(WINGS:%=%/pyproject.toml) pyproject.toml requirements-dev.txt execd/__init__.py execd/proc/_spawn.c \
 	execd/warden/_brake.c execd/warden/_children.c execd/warden/_early_end.c execd/warden/_quick_starts.c \
 	execd/proc/_spawn.h execd/warden/_children.h execd/warden/_early_end.h execd/kernel/_orphan.c \
 	image/make-ipython image/requirements-ipython-py39.txt image/requirements-ipython-py311.txt
@@ -59,9 +60,9 @@ env: $(ENV)
 test-install: $(TEST_ENV)
 
 # What each install leaves in .venv, on the disk. tests/test_install_figures.py counts the first two.
-DAEMON_FIGURES := 54 packages, 120 MB
-TEST_FIGURES := 96 packages, 200 MB
-ENV_FIGURES := 185 packages, 725 MB
+DAEMON_FIGURES := 57 packages, 120 MB
+TEST_FIGURES := 99 packages, 200 MB
+ENV_FIGURES := 188 packages, 725 MB
 
 $(DAEMON_ENV): $(INSTALLED)
 	@echo "== make: install the daemon's packages into $(VENV) ($(DAEMON_FIGURES))"
@@ -88,7 +89,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check \
 
 define install
 $(PYTHON) -m venv $(VENV)
-$(PIP_INSTALL) --editable '$(1)'
+$(PIP_INSTALL) --editable '$(1)' $(WINGS:%=--editable %)
 image/make-ipython $(BIN)/python $(VENV)/share/execd/ipython
 endef
 

@@ -28,7 +28,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-# Most tests wait most of the time: six processes keep two CPUs busy. tests/conftest.py puts the
+# Most tests wait most of the time: six processes keep two CPUs busy. tests/guards.py puts the
 # files in order.
 PROCESSES = 6
 DAEMONS = [

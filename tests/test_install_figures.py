@@ -20,6 +20,7 @@ FIGURES = {
         re.MULTILINE,
     )
 }
+WINGS = ["execd-e2b", "execd-opensandbox", "execd-sandboxd"]
 TOLERANCE = 0.15
 """New releases of packages bring or lose a package, and grow."""
 
@@ -52,8 +53,8 @@ def size_bytes(made: Distribution) -> int:
 @pytest.mark.parametrize(
     ("name", "requirements"),
     [
-        ("DAEMON", ["execd", "setuptools", "pip"]),
-        ("TEST", ["execd[test]", "execd-client[cli]", "setuptools", "pip"]),
+        ("DAEMON", ["execd", *WINGS, "setuptools", "pip"]),
+        ("TEST", ["execd[test]", *WINGS, "execd-client[cli]", "setuptools", "pip"]),
     ],
 )
 def test_figure_of_the_makefile_is_what_an_install_brings(
