@@ -22,7 +22,7 @@ from execd.engine.executions.end_log import EndFields
 from execd.model import ExitReason
 
 if TYPE_CHECKING:
-    from execd.dialects import DialectModule
+    from types import ModuleType
 
 WINGS = Path(__file__).parents[2] / "wings"
 UNITS = {"timeout": "s", "shutdown_timeout": "s"}
@@ -46,8 +46,9 @@ def settings(*names: str) -> str:
     return table(("flag", "default", "unit", "values", "meaning"), rows)
 
 
-def dialects() -> dict[str, DialectModule]:
-    """Return the dialects of the wings of the repository, by name."""
+def dialects() -> dict[str, ModuleType]:
+    """Return the modules of the dialects (``execd.dialects.DialectModule``) of the repository's
+    wings, by name."""
     found = {}
     for path in sorted(WINGS.glob("*/pyproject.toml")):
         points = tomllib.loads(path.read_text())["project"]["entry-points"][GROUP]
