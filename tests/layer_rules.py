@@ -60,7 +60,7 @@ LAYERS = {
         "errors model config proc kernel engine.store engine.output engine.executions", "msgspec"
     ),
     "engine": Layer(
-        "errors model config allocator proc warden files files.archive"
+        "errors model config allocator proc warden files files.archive files.watch"
         " engine.store engine.output engine.files engine.metrics engine.executions engine.disk"
         " engine.sessions",
         "msgspec",

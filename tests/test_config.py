@@ -50,9 +50,64 @@ def test_a_blank_variable_is_an_unset_one_and_spaces_around_a_value_do_not_count
 def test_every_setting_has_a_flag_a_variable_and_a_help_text(name: str) -> None:
     assert config.flag(name).startswith("--")
     assert config.environment_name(name) == {
-        "base_dir": "SANDBOX_BASE_DIR", "timeout": "SANDBOX_EXEC_TIMEOUT_SECONDS",
-        "opensandbox_env_file": "EXECD_ENVS",
-    }.get(name, f"EXECD_{name.upper()}")  # fmt: skip
+        "base_dir": "SANDBOX_BASE_DIR",
+        "timeout": "SANDBOX_EXEC_TIMEOUT_SECONDS",
+    }.get(name, f"EXECD_{name.upper()}")
+
+
+def test_ports_of_dialects_come_from_flags_variables_and_older_settings() -> None:
+    assert load({}, {}).dialect_ports == []
+    assert load({"dialect": ("e2b-envd=1", "other=2")}, {}).dialect_ports == [
+        ("e2b-envd", 1),
+        ("other", 2),
+    ]
+    assert load({}, {"EXECD_DIALECT": "e2b-envd=1, other=0"}).dialect_ports == [
+        ("e2b-envd", 1),
+        ("other", 0),
+    ]
+    for name, dialect in config.PORT_FLAGS.items():
+        older = [({name: "7"}, {}), ({}, {config.environment_name(name): " 7 "})]
+        for flags, environment in older:
+            found = load({"dialect": ("other=2",), **flags}, environment)
+            assert found.dialect_ports == [("other", 2), (dialect, 7)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "message"),
+    [
+        ({"dialect": ("e2b-envd",)}, {}, "--dialect: .*regex"),
+        ({"dialect": ("=1",)}, {}, "--dialect: .*regex"),
+        ({"dialect": ("e2b-envd=65536",)}, {}, "--dialect: e2b-envd: 65536 is over 65535"),
+        ({}, {"EXECD_DIALECT": "a=1,a=2"}, "EXECD_DIALECT: a: given twice"),
+        ({"e2b_envd_port": "65536"}, {}, "--e2b-envd-port: '65536' is no port"),
+        ({}, {"EXECD_E2B_ENVD_PORT": "http"}, "EXECD_E2B_ENVD_PORT: 'http' is no port"),
+        ({"dialect": ("e2b-envd=1",), "e2b_envd_port": "2"}, {}, "e2b-envd: given twice"),
+        ({"runtime_init": "true"}, {}, "--runtime-init: needs --dialect opensandbox=PORT"),
+        ({}, {"EXECD_RUNTIME_INIT": "1"}, "EXECD_RUNTIME_INIT: needs"),
+        ({}, {"EXECD_OPENSANDBOX_RUNTIME_INIT": "1"}, "EXECD_OPENSANDBOX_RUNTIME_INIT: needs"),
+    ],
+)
+def test_a_wrong_port_of_a_dialect_is_refused_naming_the_setting_and_the_rule(
+    flags: dict[str, object], environment: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}" if message[0] in "-E" else message):
+        load(flags, environment)
+
+
+def test_older_settings_stand_for_the_variables_of_dialects() -> None:
+    flags = {"opensandbox_line_ends": "strip"}
+    environment = {"EXECD_ENVS": "/env", "EXECD_E2B_OPEN_CONTEXTS": "on", "OTHER": "x"}
+    variables, sources = config.dialect_variables(flags, environment)
+    assert variables == {
+        **environment,
+        "EXECD_OPENSANDBOX_LINE_ENDS": "strip",
+        "EXECD_OPENSANDBOX_ENV_FILE": "/env",
+    }
+    assert sources == {
+        "EXECD_OPENSANDBOX_LINE_ENDS": "--opensandbox-line-ends",
+        "EXECD_OPENSANDBOX_ENV_FILE": "EXECD_ENVS",
+        "EXECD_E2B_OPEN_CONTEXTS": "EXECD_E2B_OPEN_CONTEXTS",
+    }
 
 
 @pytest.mark.parametrize(

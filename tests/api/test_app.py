@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from execd.api.listeners import LISTENERS
 
 import execd
 from execd.api.app import MAX_UNREAD_BYTES
+from execd.api.routes import PORT_8888
 from execd.api.wire.request_id import MAX_REQUEST_ID_LENGTH, request_id
 from tests.api.conftest import JSON, multipart, request_bytes
 
@@ -384,9 +384,7 @@ COLLECTORS = ("routes", "table", "opensandbox_dialect")
 
 
 def test_the_routes_of_each_module_are_served() -> None:
-    served = {
-        route.handler.__module__ for listener in LISTENERS for route in listener.load().routes
-    }
+    served = {route.handler.__module__ for route in PORT_8888.routes}
     folder = Path(execd.__file__).parent
     modules = {
         ".".join(path.relative_to(folder.parent).with_suffix("").parts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from execd.engine.metrics.counters import Counters, Histogram
 from execd.engine.sessions.cell_run import CellOptions
 from execd.errors import PreconditionFailed, ResourceExhausted
-from execd.model import Command, Dialect, ExitReason, Origin, Program
+from execd.model import OWN_DIALECTS, Command, ExitReason, Origin, Program
 from tests.engine.conftest import running, sh, shell_command
 from tests.waiting import wait_until_async
 
@@ -44,11 +44,13 @@ def test_value_on_a_bound_is_within_the_bound() -> None:
 
 def test_all_rows_exist_from_the_start() -> None:
     counters = Counters()
+    counters.add_dialect("a_wing")
     rows = len(counters.executions)
     for reason in ExitReason:
-        for dialect in (*get_args(Dialect), None):
-            counters.record_end(dialect, reason, 1.0, (1, 2), "success")  # type: ignore[arg-type]
-    assert len(counters.executions) == rows == (len(get_args(Dialect)) + 1) * len(ExitReason)
+        for dialect in (*OWN_DIALECTS, "a_wing", None):
+            counters.record_end(dialect, reason, 1.0, (1, 2), "success")
+    counters.add_dialect("a_wing")  # for a second port
+    assert len(counters.executions) == rows == (len(OWN_DIALECTS) + 2) * len(ExitReason)
     assert set(counters.executions.values()) == {1}
     assert counters.output_bytes == {"stdout": rows, "stderr": 2 * rows}
 
