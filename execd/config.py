@@ -407,11 +407,14 @@ def dialect_variables(
     flags: Mapping[str, object], environment: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the environment with the older settings under the names of the dialects' variables,
-    and for each of these the flag or the variable that was given."""
+    and for each of these the flag or the variable that was given. Of two variables the newer
+    holds."""
     variables, sources = dict(environment), {}
     for name, variable in DIALECT_FLAGS.items():
         value, source = _given(name, flags, environment)
-        if value is not None:
+        if value is not None and (
+            source == flag(name) or not environment.get(variable, "").strip()
+        ):
             variables[variable], sources[variable] = str(value), source
     return variables, sources
 

@@ -106,8 +106,14 @@ def test_older_settings_stand_for_the_variables_of_dialects() -> None:
     assert sources == {
         "EXECD_OPENSANDBOX_LINE_ENDS": "--opensandbox-line-ends",
         "EXECD_OPENSANDBOX_ENV_FILE": "EXECD_ENVS",
-        "EXECD_E2B_OPEN_CONTEXTS": "EXECD_E2B_OPEN_CONTEXTS",
     }
+
+
+def test_a_flag_wins_over_the_variable_of_a_dialect_and_that_over_its_older_name() -> None:
+    both = {"EXECD_ENVS": "/older", "EXECD_OPENSANDBOX_ENV_FILE": "/newer"}
+    for flags, value in (({}, "/newer"), ({"opensandbox_env_file": "/flag"}, "/flag")):
+        variables, _ = config.dialect_variables(flags, both)
+        assert variables["EXECD_OPENSANDBOX_ENV_FILE"] == value
 
 
 @pytest.mark.parametrize(

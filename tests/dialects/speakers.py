@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
 
 import httpx
-from execd.api.sandboxd_grpc import process_pb2
 from grpclib.client import Channel, UnaryStreamMethod, UnaryUnaryMethod
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
+
+from execd_sandboxd import process_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -192,9 +192,8 @@ def test_commands_of_the_sandboxd_mode(newest: Path, target: Target, kind: str) 
 
 
 def test_example_of_the_page_on_dialects_runs(newest: Path, target: Target) -> None:
-    page = (REPOSITORY / "docs" / "dialects.md").read_text()
-    section = page.partition("\n## sandboxd gRPC\n")[2]
-    example = section.partition("```python\n")[2].partition("```")[0]
+    page = (REPOSITORY / "wings" / "sandboxd" / "README.md").read_text()
+    example = page.partition("```python\n")[2].partition("```")[0]
     rest_port, grpc_port = ports_of_sandboxd(target)
     program = (
         "import k8s_agent_sandbox.sandbox_client as client_module\n"

@@ -260,7 +260,7 @@ def test_token_of_the_deprecated_constructor_opens_all_but_contexts(
 ) -> None:
     seen = drive(interpreter, guarded, "token", kind, TOKEN)
     assert (seen["command"], seen["file"], seen["code"]) == ("in\n", None, "42")
-    assert "--e2b-open-contexts" in seen["contexts"]
+    assert "EXECD_E2B_OPEN_CONTEXTS" in seen["contexts"]
 
 
 @pytest.mark.any_kernel  # the daemon is started here
@@ -272,13 +272,13 @@ def test_wrong_or_missing_token_is_refused_everywhere_but_health(
     seen = drive(interpreter, guarded, "refused", kind, token)
     assert [seen[name] for name in ("command", "file", "stat")] == ["AuthenticationException"] * 3
     assert seen["code"].startswith("401")
-    assert "--e2b-open-contexts" in seen["contexts"]
+    assert "EXECD_E2B_OPEN_CONTEXTS" in seen["contexts"]
     assert seen["health"] is True
 
 
 def test_snippet_of_the_docs_runs(interpreter: Path, e2b: E2BTarget) -> None:
-    page = (REPOSITORY / "docs" / "dialects.md").read_text().partition("\n## E2B\n")[2]
-    [snippet] = re.findall(r"```python\n(.*?)```", page.partition("\n## ")[0], re.DOTALL)
+    page = (REPOSITORY / "wings" / "e2b" / "README.md").read_text()
+    [snippet] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     program = snippet.replace("http://localhost:49983", e2b.envd)
     shown = output_of([interpreter, "-c", program])
     assert shown == 'hello\n\n"written by E2B\'s SDK"\n'

@@ -287,8 +287,8 @@ def test_wrong_or_missing_token_is_refused_everywhere(
 def test_snippet_of_the_docs_runs(
     interpreter: Path, target: str, request: pytest.FixtureRequest
 ) -> None:
-    page = (REPOSITORY / "docs" / "dialects.md").read_text().partition("\n## OpenSandbox\n")[2]
-    [snippet] = re.findall(r"```python\n(.*?)```", page.partition("\n## ")[0], re.DOTALL)
+    page = (REPOSITORY / "wings" / "opensandbox" / "README.md").read_text()
+    [snippet] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     program = snippet.replace("localhost:44772", request.getfixturevalue(target))
     shown = output_of([interpreter, "-c", program.replace('"TOKEN"', f'"{TOKEN}"')])
     assert shown == "by OpenSandbox's SDK\n20\n"

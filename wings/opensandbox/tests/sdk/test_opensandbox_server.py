@@ -16,9 +16,9 @@ import pytest
 
 from tests.conformance.target import wait_until
 from tests.free_port import free_port
+from tests.sdk.cluster import Cluster
 from tests.sdk.conftest import KINDS, installed, output_of
 
-from .cluster import Cluster
 from .test_opensandbox import interpreter as interpreter
 from .test_opensandbox import nothing_leaks as nothing_leaks
 
