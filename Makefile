@@ -43,7 +43,7 @@ TEST_ENV := $(VENV)/tested
 ENV := $(VENV)/made
 DOCS_ENV := $(VENV)/docs
 CLIENT := clients/python
-WINGS := wings/e2b wings/opensandbox wings/sandboxd
+WINGS := $(patsubst %/pyproject.toml,%,$(wildcard wings/*/pyproject.toml))
 INSTALLED := $(WINGS:%=%/pyproject.toml) pyproject.toml requirements-dev.txt execd/__init__.py execd/proc/_spawn.c \
 	execd/warden/_brake.c execd/warden/_children.c execd/warden/_early_end.c execd/warden/_quick_starts.c \
 	execd/proc/_spawn.h execd/warden/_children.h execd/warden/_early_end.h execd/kernel/_orphan.c \
@@ -138,6 +138,8 @@ lint: $(ENV)
 	$(BIN)/ruff check . $(SCRIPTS)
 	$(BIN)/ruff format --check . $(SCRIPTS)
 	$(BIN)/mypy
+	for wing in $(notdir $(WINGS)); do \
+		MYPYPATH=wings/$$wing $(BIN)/mypy --package execd_$$wing || exit; done
 	$(BIN)/yamllint --strict --config-file image/.yamllint image
 
 reference: $(ENV)

@@ -20,7 +20,7 @@ FIGURES = {
         re.MULTILINE,
     )
 }
-WINGS = ["execd-e2b", "execd-opensandbox", "execd-sandboxd"]
+WINGS = [f"execd-{path.parent.name}" for path in REPOSITORY.glob("wings/*/pyproject.toml")]
 TOLERANCE = 0.15
 """New releases of packages bring or lose a package, and grow."""
 
