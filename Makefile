@@ -16,7 +16,7 @@
 #   make client        write the generated files of clients/python anew
 #   make clients       clients for Python, TypeScript and Go from the document; needs npm and Go
 #   make soak          a long mixed load, then the model over deaths (SOAK_SECONDS=1200 each)
-#   make lint          ruff, mypy --strict, and the manifests
+#   make lint          ruff, mypy --strict, the OpenAPI document, and the manifests
 #   make mutants       planted bugs, each of which a test must find
 #   make test-gvisor   the conformance suite against a daemon inside gVisor (Debian, root)
 #   make image         the container image and its software bill of materials; needs podman and a
@@ -140,9 +140,11 @@ lint: $(ENV)
 	$(BIN)/mypy
 	for wing in $(notdir $(WINGS)); do \
 		MYPYPATH=wings/$$wing $(BIN)/mypy --package execd_$$wing || exit; done
+	$(BIN)/python -m tools.openapi --check
 	$(BIN)/yamllint --strict --config-file image/.yamllint image
 
 reference: $(ENV)
+	$(BIN)/python -m tools.openapi
 	$(BIN)/python -m docs.generate
 
 $(DOCS_ENV): $(ENV)

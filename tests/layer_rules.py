@@ -70,7 +70,7 @@ LAYERS = {
         "aiohttp msgspec multidict yarl",
     ),
     "api.probes": Layer(" errors model engine.metrics api.wire", "aiohttp msgspec"),
-    "api.docs": Layer(" errors model api.wire", "aiohttp msgspec multidict"),
+    "api.docs": Layer("api.wire", "aiohttp multidict"),
     "api.v1": Layer(
         "errors model config engine engine.output engine.files engine.executions "
         "engine.sessions api.wire",
@@ -123,9 +123,6 @@ PURE = _words(
     engine.executions.exit_status engine.executions.page_cursor engine.executions.plain_words
     engine.executions.registry engine.executions.state engine.restore_detector
     engine.sessions.cell_result engine.sessions.session_state engine.sessions.worker_messages
-    api.docs.example api.docs.example_replies api.docs.examples api.docs.execution_examples
-    api.docs.file_examples api.docs.links api.docs.openapi api.docs.python_runtime_examples
-    api.docs.sandbox_examples api.docs.schemas api.docs.session_examples api.docs.words
     api.probes.capabilities_reply api.probes.exposition api.probes.families api.probes.probe_reply
     api.wire.auth api.wire.connections api.wire.encoders
     api.wire.fields api.wire.malformed api.wire.multipart api.wire.output_text api.wire.signal_names

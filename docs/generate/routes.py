@@ -12,9 +12,6 @@ from msgspec import inspect
 from docs.generate import types
 from docs.generate.markdown import anchor, code, codes, paragraphs, table
 from execd import errors
-from execd.api.docs.openapi import OF_BODIES, OF_EVERY_ROUTE, openapi_path, tag
-from execd.api.docs.schemas import structs
-from execd.api.docs.words import EVENT_STREAMS, HEADERS, REPLY_HEADERS, STATUSES, TAGS
 from execd.api.probes.capabilities_reply import CapabilitiesReply
 from execd.api.routes import routes
 from execd.api.wire.errors import (
@@ -27,6 +24,9 @@ from execd.api.wire.errors import (
 from execd.api.wire.fields import NoQuery
 from execd.api.wire.route import Access, Route
 from execd.errors import ExecdError
+from tools.openapi.document import OF_BODIES, OF_EVERY_ROUTE, openapi_path, tag
+from tools.openapi.schemas import structs
+from tools.openapi.words import EVENT_STREAMS, HEADERS, REPLY_HEADERS, STATUSES, TAGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -29,7 +29,6 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from execd.api.app import make_http_port
-from execd.api.docs.words import EVENT_STREAMS
 from execd.api.routes import PORT_8888
 from execd.api.wire.auth import TokenGate
 from execd.api.wire.connections import ConnectionLimits
@@ -39,6 +38,7 @@ from execd.engine.engine import Engine
 from tests import subreaper
 from tests.api.shared_engine import SharedEngine
 from tests.guards import children, no_new_task
+from tools.openapi.words import EVENT_STREAMS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import execd_client
-from execd.api.docs.openapi import document
 from execd.api.routes import routes
 from execd_client.errors import BY_CODE, ApiError, error_of
+from tools.openapi.document import document
 
 
 def test_each_code_of_the_document_has_a_class_that_users_can_import() -> None:

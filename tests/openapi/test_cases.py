@@ -6,11 +6,11 @@ import jsonschema_rs
 import pytest
 from hypothesis import settings
 
-from execd.api.docs.openapi import document
 from execd.api.routes import routes
 from tests import drawn, found
 from tests.conformance.contract import LINES
 from tests.openapi.cases import closed, run
+from tools.openapi.document import document
 
 
 @pytest.mark.parametrize("seed", found.seeds("openapi"))

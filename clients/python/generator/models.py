@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 from formatting import formatted
 
-from execd.api.docs.openapi import document
 from execd.api.routes import routes
+from tools.openapi.document import document
 
 FOLDER = Path(__file__).parent
 WRITTEN = FOLDER.parent / "execd_client" / "models.py"

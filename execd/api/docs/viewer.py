@@ -1,11 +1,12 @@
-"""``GET /docs``: Swagger UI, which shows ``/openapi.json``. Read-only, without internet.
+"""``GET /openapi.json``, and ``GET /docs``: Swagger UI, which shows the document. Read-only,
+without internet. The document is the same in every pod, so ``tools/openapi`` writes a file.
 
 All URLs of the page are relative: so the page works below any path prefix of a router. ``/docs/``
 has the same page with other URLs, since no route redirects, and the policy forbids a ``<base>``.
 
 The files are in the package. Nothing is read before the first request. From then on the files stay
 in memory, half a megabyte in all, because a slow reader then holds no copy of its own. Swagger UI
-is stored compressed, and is decompressed for a reader who does not accept gzip.
+and the document are stored compressed, and are decompressed for a reader who does not accept gzip.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import hashlib
 import re
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohttp import web
 
@@ -31,10 +32,23 @@ if TYPE_CHECKING:
     from aiohttp.typedefs import Handler
     from multidict import MultiMapping
 
-FOLDER = Path(__file__).parent
-PIECE_BYTES = 16 * 1024  # at most 130 KB when decompressed
+    from execd.api.wire.route import Content
 
-MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+FOLDER = Path(__file__).parent
+PIECE_BYTES = 16 * 1024  # at most 210 KB when decompressed
+
+MEDIA_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "json": "application/json",  # UTF-8 by RFC 8259 §8.1
+}
+
+COMPRESSED = {
+    "openapi.json": "openapi.json.gz",
+    "swagger-ui.css": "swagger_ui/swagger-ui.css.gz",
+    "swagger-ui-bundle.js": "swagger_ui/swagger-ui-bundle.js.gz",
+}
 
 HEADERS = {
     # Swagger UI's style sheet holds its icons as data: URLs.
@@ -79,8 +93,8 @@ def read_stored(file: str) -> StoredFile:
     if not file:
         content = read_stored("index.html").content.replace(b'"docs/', b'"')
         return StoredFile(content, hashlib.sha256(content).hexdigest(), is_compressed=False)
-    is_compressed = file.startswith("swagger-ui")
-    path = FOLDER / "swagger_ui" / f"{file}.gz" if is_compressed else FOLDER / "page" / file
+    is_compressed = file in COMPRESSED
+    path = FOLDER / COMPRESSED[file] if is_compressed else FOLDER / "page" / file
     content = path.read_bytes()
     return StoredFile(content, hashlib.sha256(content).hexdigest(), is_compressed)
 
@@ -107,7 +121,7 @@ def sender(file: str, media_type: str) -> Handler:
             headers["Vary"] = "Accept-Encoding"
         if "If-None-Match" in request.headers and is_not_modified(request.headers, etag, 0):
             return web.Response(status=304, headers=headers)
-        headers["Content-Type"] = f"{media_type}; charset=utf-8"
+        headers["Content-Type"] = media_type
         if stored.is_compressed and not is_decompressed:
             headers["Content-Encoding"] = "gzip"
         response = web.StreamResponse(headers=headers)
@@ -125,6 +139,13 @@ def sender(file: str, media_type: str) -> Handler:
 
 def routes() -> list[Route]:
     return [
+        _file(
+            "openapi.json",
+            "get_openapi",
+            "The OpenAPI document of all routes of this port",
+            path="/openapi.json",
+            content=dict[str, Any],
+        ),
         _file("index.html", "get_docs", "This reference, as a page", path="/docs"),
         _file("", "get_docs_with_slash", "This reference, as a page"),
         _file("viewer.js", "get_docs_settings", "A file of the page: the settings"),
@@ -133,7 +154,9 @@ def routes() -> list[Route]:
     ]
 
 
-def _file(file: str, name: str, summary: str, path: str = "") -> Route:
+def _file(
+    file: str, name: str, summary: str, path: str = "", content: Content | None = None
+) -> Route:
     media_type = MEDIA_TYPES[file.rpartition(".")[2] or "html"]
     return Route(
         method="GET",
@@ -142,7 +165,7 @@ def _file(file: str, name: str, summary: str, path: str = "") -> Route:
         name=name,
         summary=summary,
         headers=("Accept-Encoding", "If-None-Match"),
-        replies={200: (media_type,), 304: ()},
+        replies={200: (content or media_type.partition(";")[0],), 304: ()},
         reply_headers=("ETag",),
         access=Access.OPEN,
     )

@@ -1,14 +1,12 @@
-"""GET /openapi.json."""
+"""GET /openapi.json, which `make reference` has written."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
-from execd.api.docs.openapi import document
 from execd.api.routes import routes
 from execd.api.wire.http_server import HttpRunner
+from tools.openapi.document import document
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -52,12 +50,3 @@ async def test_document_is_sent_once_to_a_caller_who_keeps_it(wire: Wire) -> Non
     assert again.headers["ETag"] == first.headers["ETag"]
     other = await wire.request("GET", "/openapi.json", headers={"If-None-Match": '"other"'})
     assert (other.http_status, other.body) == (200, first.body)
-
-
-def test_server_does_not_load_the_document_before_the_first_request() -> None:
-    program = "import sys, execd.server; execd.server.load_api(); print(*sys.modules)"
-    loaded = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    ).stdout.split()
-    assert "execd.api.docs.description" in loaded
-    assert not {"execd.api.docs.openapi", "execd.api.docs.examples"} & set(loaded)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 FILES = [route.path for route in routes()]
 PAGES = ["/docs", "/docs/"]
-COMPRESSED = ["/docs/swagger-ui.css", "/docs/swagger-ui-bundle.js"]
+COMPRESSED = ["/openapi.json", "/docs/swagger-ui.css", "/docs/swagger-ui-bundle.js"]
 GZIP = {"Accept-Encoding": "gzip, deflate, br"}
 
 each_file = pytest.mark.parametrize("path", FILES)
@@ -37,8 +37,8 @@ def stored(path: str) -> bytes:
     """The content of a file of the page."""
     if path == "/docs/":
         return stored("/docs").replace(b"docs/", b"")
-    name = "index.html" if path == "/docs" else path.removeprefix("/docs/")
-    found = [*FOLDER.glob(f"*/{name}"), *FOLDER.glob(f"*/{name}.gz")]
+    name = "index.html" if path == "/docs" else path.rpartition("/")[2]
+    found = [*FOLDER.rglob(name), *FOLDER.rglob(f"{name}.gz")]
     [file] = found
     return gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
 
@@ -162,11 +162,11 @@ def test_all_replies_share_the_bytes_of_a_file(name: str) -> None:
 
 @pytest.mark.parametrize("path", COMPRESSED)
 def test_a_decompressed_file_comes_in_pieces_of_the_told_size(path: str) -> None:
-    file = read_stored(path.removeprefix("/docs/"))
+    file = read_stored(path.rpartition("/")[2])
     pieces = [*file.pieces(is_decompressed=True)]
     assert b"".join(pieces) == stored(path)
     assert file.size_bytes(is_decompressed=True) == len(stored(path))
-    assert max(map(len, pieces)) < 10 * PIECE_BYTES
+    assert max(map(len, pieces)) < 16 * PIECE_BYTES
 
 
 @pytest.mark.parametrize(

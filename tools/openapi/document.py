@@ -1,7 +1,4 @@
-"""The OpenAPI document of a route table. Pure.
-
-No module imports this module before the first request for the document: most pods never serve it.
-"""
+"""The OpenAPI document of a route table. Pure."""
 
 from __future__ import annotations
 
@@ -12,26 +9,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from execd import __version__
-from execd.api.docs.example import add_example
-from execd.api.docs.examples import EXAMPLES
-from execd.api.docs.links import add_links
-from execd.api.docs.schemas import Schema, schemas_of
-from execd.api.docs.words import (
-    BODIES,
-    CODES,
-    DESCRIPTION,
-    EVENT_STREAMS,
-    HEADERS,
-    HEADERS_OF_EACH_REPLY,
-    PATH_PARAMETERS,
-    REPLY_HEADERS,
-    REQUEST_ID,
-    REQUEST_ID_PARAMETER,
-    SECURITY_SCHEMES,
-    SOCKET_SECURITY_SCHEMES,
-    STATUSES,
-    TAGS,
-)
 from execd.api.wire.errors import (
     PYTHON_RUNTIME_HTTP_STATUS,
     V1_HTTP_STATUS,
@@ -52,6 +29,26 @@ from execd.errors import (
     ResourceExhausted,
     Unauthenticated,
     Unavailable,
+)
+from tools.openapi.example import add_example
+from tools.openapi.examples import EXAMPLES
+from tools.openapi.links import add_links
+from tools.openapi.schemas import Schema, schemas_of
+from tools.openapi.words import (
+    BODIES,
+    CODES,
+    DESCRIPTION,
+    EVENT_STREAMS,
+    HEADERS,
+    HEADERS_OF_EACH_REPLY,
+    PATH_PARAMETERS,
+    REPLY_HEADERS,
+    REQUEST_ID,
+    REQUEST_ID_PARAMETER,
+    SECURITY_SCHEMES,
+    SOCKET_SECURITY_SCHEMES,
+    STATUSES,
+    TAGS,
 )
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from execd.api.docs.example import BYTES, FORM, Example
-from execd.api.docs.example_replies import file_headers
+from tools.openapi.example import BYTES, FORM, Example
+from tools.openapi.example_replies import file_headers
 
 EXAMPLES = (
     Example(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from execd.api.docs.example import BYTES, EVENT_STREAM, FIRST_EVENT, LINES, Example
-from execd.api.docs.example_replies import command, limits, without_output
+from tools.openapi.example import BYTES, EVENT_STREAM, FIRST_EVENT, LINES, Example
+from tools.openapi.example_replies import command, limits, without_output
 
 TROUBLE = {
     **command(

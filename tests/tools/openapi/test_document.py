@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from execd.api.docs.openapi import document, errors_of, openapi_path
-from execd.api.docs.words import CODES, HEADERS, REPLY_HEADERS, TAGS
 from execd.api.routes import routes
 from execd.api.wire.errors import V1_HTTP_STATUS
 from execd.api.wire.route import Access, Route
 from execd.engine.sessions.session_state import SessionState
 from execd.model import ExitReason
+from tools.openapi.document import document, errors_of, openapi_path
+from tools.openapi.words import CODES, HEADERS, REPLY_HEADERS, TAGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from execd.api.docs.example import BYTES, EVENT_STREAM, FIRST_EVENT, Example
-from execd.api.docs.example_replies import ETAG, described, entry, file_headers, found
+from tools.openapi.example import BYTES, EVENT_STREAM, FIRST_EVENT, Example
+from tools.openapi.example_replies import ETAG, described, entry, file_headers, found
 
 ZIP = (
     "PK\x03\x04\x14\0\0\0\0\0\0Hy]t\x180_\a\0\0\0\a\0\0\0\x0c\0\0\0"

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import jsonschema_rs
 import pytest
 
-from execd.api.docs.example import LINES, Example, add_example
-from execd.api.docs.examples import EXAMPLES
-from execd.api.docs.openapi import document, openapi_path
 from execd.api.routes import routes
 from tests.conformance.contract import strict
+from tools.openapi.document import document, openapi_path
+from tools.openapi.example import LINES, Example, add_example
+from tools.openapi.examples import EXAMPLES
 
 if TYPE_CHECKING:
     from execd.api.wire.route import Route

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from execd.api.docs.example import EVENT_STREAM, FIRST_EVENT, Example
-from execd.api.docs.example_replies import cell, session
+from tools.openapi.example import EVENT_STREAM, FIRST_EVENT, Example
+from tools.openapi.example_replies import cell, session
 
 EXAMPLES = (
     Example(

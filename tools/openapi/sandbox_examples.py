@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from execd import __version__
-from execd.api.docs.example import Example
 from execd.api.wire.errors import V1_HTTP_STATUS
 from execd.model import ExitReason
+from tools.openapi.example import Example
 
 CAPABILITIES = {
     "instance": {"id": "5f0c8b1e9a7d4c32", "restores": 0},

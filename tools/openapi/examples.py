@@ -7,14 +7,14 @@ an example.
 
 from __future__ import annotations
 
-from execd.api.docs import (
+from tools.openapi import (
     execution_examples,
     file_examples,
     python_runtime_examples,
     sandbox_examples,
     session_examples,
 )
-from execd.api.docs.example import Example
+from tools.openapi.example import Example
 
 EXAMPLES = (
     *file_examples.EXAMPLES,
