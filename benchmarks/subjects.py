@@ -105,7 +105,9 @@ def execd_subjects(python: Python, daemon: Path, user: Path) -> list[Subject]:
     with execd's packages, and with those of the user's code."""
     # A start must not pay for the first compilation of the checkout.
     subprocess.run([daemon, "-m", "compileall", "-q", REPOSITORY / "execd"], check=True)
-    environment = {"PYTHONPATH": str(REPOSITORY), "PATH": _path(user)}
+    # An editable install leaves the entry points of a wing in the wing's folder.
+    places = [REPOSITORY, *sorted(REPOSITORY.glob("wings/*/"))]
+    environment = {"PYTHONPATH": ":".join(map(str, places)), "PATH": _path(user)}
 
     def launch(*flags: str, dialect_port: str = "") -> Callable[[Site], Launch]:
         def make(site: Site) -> Launch:
