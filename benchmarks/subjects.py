@@ -28,7 +28,6 @@ from benchmarks import usage
 from benchmarks.client import Address, Target, get_connection
 from benchmarks.dialects import DIALECTS
 from benchmarks.environments import HERE, REPOSITORY, Python
-from execd.config import Config
 from tests.free_port import free_port
 
 if TYPE_CHECKING:
@@ -100,21 +99,22 @@ def _path(user_python: Path) -> str:
 
 
 def execd_subjects(python: Python, daemon: Path, user: Path) -> list[Subject]:
-    """execd by the python-runtime's dialect, at rest without sessions, and by each other dialect
-    that this checkout has. ``daemon`` and ``user`` are interpreters of environments of ``python``:
-    with execd's packages, and with those of the user's code."""
+    """execd by the python-runtime's dialect, at rest without sessions, and by a dialect of each
+    wing. ``daemon`` and ``user`` are interpreters of environments of ``python``: with execd's
+    packages, and with those of the user's code."""
     # A start must not pay for the first compilation of the checkout.
-    subprocess.run([daemon, "-m", "compileall", "-q", REPOSITORY / "execd"], check=True)
+    sources = [REPOSITORY / "execd", *REPOSITORY.glob("wings/*/execd_*/")]
+    subprocess.run([daemon, "-m", "compileall", "-q", *sources], check=True)
     # An editable install leaves the entry points of a wing in the wing's folder.
     places = [REPOSITORY, *sorted(REPOSITORY.glob("wings/*/"))]
     environment = {"PYTHONPATH": ":".join(map(str, places)), "PATH": _path(user)}
 
-    def launch(*flags: str, dialect_port: str = "") -> Callable[[Site], Launch]:
+    def launch(*flags: str, port_name: str = "") -> Callable[[Site], Launch]:
         def make(site: Site) -> Launch:
             main, other = site.port, site.second_port
             ports = [f"--port={main}"]
-            if dialect_port:
-                ports = [f"--port={other}", f"--{dialect_port}={main}"]
+            if port_name:
+                ports = [f"--port={other}", f"--dialect={port_name}={main}"]
             folders = [f"--base-dir={site.base_dir}", f"--state-dir={site.state_dir}"]
             argv = [str(daemon), "-m", "execd", "serve", "--host=127.0.0.1", f"--python={user}"]
             return Launch([*argv, *ports, *folders, *flags], environment)
@@ -127,16 +127,16 @@ def execd_subjects(python: Python, daemon: Path, user: Path) -> list[Subject]:
         Subject(EXECD, "python_runtime", software, launch(), pages=pages, has_sessions=True),
         Subject(SESSIONS_OFF, "python_runtime", software, launch("--sessions=off"), rests=True),
     ]
-    for dialect, flag in (
-        ("sandboxd", "sandboxd-grpc-port"),
-        ("opensandbox", "opensandbox-port"),
-        ("e2b", "e2b-envd-port"),
+    for dialect, port_name in (
+        ("sandboxd", "sandboxd-grpc"),
+        ("opensandbox", "opensandbox"),
+        ("e2b", "e2b-envd"),
     ):
-        if flag.replace("-", "_") in Config.__struct_fields__:
-            made = launch(dialect_port=flag)
-            second = dialect == "sandboxd"
-            name = f"execd by {dialect}"
-            found.append(Subject(name, dialect, software, made, probes_second_port=second))
+        made = launch(port_name=port_name)
+        second = dialect == "sandboxd"
+        found.append(
+            Subject(f"execd by {dialect}", dialect, software, made, probes_second_port=second)
+        )
     return found
 
 
