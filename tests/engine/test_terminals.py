@@ -1,4 +1,4 @@
-"""Named terminals. What viewers see: tests/api/opensandbox/test_pty_routes.py."""
+"""Named terminals. What viewers see: wings/opensandbox/tests/test_pty_routes.py."""
 
 from __future__ import annotations
 
