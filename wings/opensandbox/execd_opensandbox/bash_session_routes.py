@@ -25,7 +25,6 @@ from execd.engine.engine_api import (
 )
 
 # msgspec reads the annotations at run time.
-# msgspec reads the annotations at run time.
 from execd_opensandbox.command_routes import Milliseconds  # noqa: TC001
 from execd_opensandbox.event_reply import send_execution
 from execd_opensandbox.requests import expanded, parse_body, program_environment
