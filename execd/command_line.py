@@ -45,6 +45,8 @@ def _options(command: click.Command) -> click.Command:
     older = {name: f"--dialect {dialect}=PORT" for name, dialect in config.PORT_FLAGS.items()}
     for name, meaning in {**older, **config.DIALECT_FLAGS}.items():
         variable = config.environment_name(name)
-        text = f"The same as {meaning}. [env: {variable}]"
-        command.params.append(click.Option([config.flag(name)], help=text))
+        shown = "" if variable == meaning else f" [env: {variable}]"
+        command.params.append(
+            click.Option([config.flag(name)], help=f"The same as {meaning}.{shown}")
+        )
     return command

@@ -14,13 +14,22 @@ import math
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    cast,
+    get_args,
+    get_type_hints,
+)
 
 import msgspec
 from msgspec import Meta
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 MIB = 1 << 20
 
@@ -51,7 +60,6 @@ DIALECT_FLAGS = {
 }
 """Older settings, each of which is the variable of a dialect."""
 
-DialectPort = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9-]{0,31}=[0-9]{1,5}$")]
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-fA-F]{64}$")]
 UserId = Annotated[str, Meta(pattern=r"^[0-9]{1,10}(:[0-9]{1,10})?$")]
 MAX_PORT = 65535
@@ -74,7 +82,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         8888
     )
     dialect: Annotated[
-        tuple[DialectPort, ...],
+        tuple[str, ...],
         _help(
             "NAME=PORT: a port for clients of another dialect (repeatable): `opensandbox`, "
             "`e2b-envd`, `e2b-code`, `sandboxd-rest`, `sandboxd-grpc`, or the name of another wing."
@@ -381,9 +389,9 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
     ConfigError."""
     values, sources = _join_sources(flags, environment)
     for name in REPEATABLE:
-        if isinstance(values.get(name), str):
-            values[name] = [item.strip() for item in str(values[name]).split(",") if item.strip()]
-    _add_ports(values, sources, flags, environment)
+        if name in values:
+            values[name] = _items(values[name])
+    values["dialect"] = [f"{name}={port}" for name, port in _ports(flags, environment).items()]
     if "timeout" in values:
         values["timeout"] = _usable_timeout(values["timeout"], sources["timeout"])
     try:
@@ -407,38 +415,58 @@ def dialect_variables(
     flags: Mapping[str, object], environment: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the environment with the older settings under the names of the dialects' variables,
-    and for each of these the flag or the variable that was given. Of two variables the newer
-    holds."""
+    and for each of these the flag or the variable that was given. A flag wins over a variable, and
+    of two variables the newer. Raises ConfigError."""
     variables, sources = dict(environment), {}
     for name, variable in DIALECT_FLAGS.items():
         value, source = _given(name, flags, environment)
-        if value is not None and (
-            source == flag(name) or not environment.get(variable, "").strip()
-        ):
+        is_flag = source == flag(name)
+        if is_flag and not str(value).strip():
+            raise ConfigError(f"{source}: empty; give a value, or leave the flag out")
+        if value is not None and (is_flag or not environment.get(variable, "").strip()):
             variables[variable], sources[variable] = str(value), source
     return variables, sources
 
 
-def _add_ports(
-    values: dict[str, object],
-    sources: dict[str, str],
-    flags: Mapping[str, object],
-    environment: Mapping[str, str],
-) -> None:
-    """Write the older settings of ports as ``dialect``. Raises ConfigError."""
-    given = values.get("dialect", ())
-    assert isinstance(given, list | tuple)
-    dialects = list(given)
-    for name, dialect in PORT_FLAGS.items():
-        port, source = _given(name, flags, environment)
-        if port is None:
-            continue
-        if not re.fullmatch("[0-9]{1,5}", str(port)) or int(str(port)) > MAX_PORT:
-            raise ConfigError(f"{source}: {port!r} is no port from 0 to {MAX_PORT}")
-        dialects.append(f"{dialect}={port}")
-        sources.setdefault("dialect", source)
-    if dialects:
-        values["dialect"] = dialects
+def _items(value: object) -> list[str]:
+    """Split the text of a variable at commas. A repeated flag is a list already."""
+    items = value.split(",") if isinstance(value, str) else cast("Sequence[str]", value)
+    return [item.strip() for item in items if item.strip()]
+
+
+def _ports(flags: Mapping[str, object], environment: Mapping[str, str]) -> dict[str, int]:
+    """Return the ports by dialect. A flag wins over a variable, and ``dialect`` over the older
+    settings. Raises ConfigError."""
+    found: dict[str, int] = {}
+    nothing: Mapping[str, str] = {}
+    for some_flags, variables in ((nothing, environment), (flags, nothing)):
+        for name, dialect in PORT_FLAGS.items():
+            port, source = _given(name, some_flags, variables)
+            if port is not None:
+                found[dialect] = _parse_port(port, source)
+        pairs, source = _given("dialect", some_flags, variables)
+        found |= _parse_ports(pairs or (), source)
+    return found
+
+
+def _parse_ports(pairs: object, source: str) -> dict[str, int]:
+    """Raises ConfigError."""
+    found: dict[str, int] = {}
+    for pair in _items(pairs):
+        name, _, port = pair.partition("=")
+        if not re.fullmatch("[a-z][a-z0-9-]{0,31}", name) or not port:
+            raise ConfigError(f"{source}: {pair!r} is not NAME=PORT")
+        if name in found:
+            raise ConfigError(f"{source}: {name}: given twice; a dialect has one port")
+        found[name] = _parse_port(port, f"{source}: {name}")
+    return found
+
+
+def _parse_port(value: object, source: str) -> int:
+    """Raises ConfigError."""
+    if not re.fullmatch("[0-9]{1,5}", str(value)) or int(str(value)) > MAX_PORT:
+        raise ConfigError(f"{source}: {value!r} is no port from 0 to {MAX_PORT}")
+    return int(str(value))
 
 
 def _given(
@@ -486,7 +514,6 @@ def _check_rules(config: Config, sources: Mapping[str, str]) -> None:
         os.path.isfile(config.python) and os.access(config.python, os.X_OK)
     ):
         raise ConfigError(f"{sources['python']}: {config.python} is not the path of a program")
-    _check_dialects(config.dialect_ports, sources)
     base_dir, state_dir = os.path.realpath(config.base_dir), os.path.realpath(config.state_dir)
     if os.path.commonpath([base_dir, state_dir]) == base_dir:
         raise ConfigError(
@@ -500,28 +527,18 @@ def _check_rules(config: Config, sources: Mapping[str, str]) -> None:
         )
 
 
-def _check_dialects(ports: list[tuple[str, int]], sources: Mapping[str, str]) -> None:
-    seen = set()
-    for name, port in ports:
-        if port > MAX_PORT:
-            raise ConfigError(f"{sources['dialect']}: {name}: {port} is over {MAX_PORT}")
-        if name in seen:
-            raise ConfigError(f"{sources['dialect']}: {name}: given twice; a dialect has one port")
-        seen.add(name)
-
-
 def _check_init(
     config: Config, flags: Mapping[str, object], environment: Mapping[str, str]
 ) -> None:
     """A daemon that has to wait for an init, and lacks the dialect that takes the init, would serve
     everybody. Raises ConfigError."""
     variable = DIALECT_FLAGS["runtime_init"]
-    value, source = _given("runtime_init", flags, environment)
-    asks = str(value or environment.get(variable, "")).strip().lower() in ("1", "true")
+    variables, sources = dialect_variables(flags, environment)
+    asks = variables.get(variable, "").strip().lower() not in ("", "0", "false")
     if asks and "opensandbox" not in dict(config.dialect_ports):
         raise ConfigError(
-            f"{source if value else variable}: needs --dialect opensandbox=PORT, whose route takes "
-            "the init"
+            f"{sources.get(variable, variable)}: needs --dialect opensandbox=PORT, whose route "
+            "takes the init"
         )
 
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from execd.api.wire.auth import TokenGate
     from execd.api.wire.port import PortServer
     from execd.config import Config
-    from execd.dialects import Dialect
+    from execd.dialects import ChosenDialect
     from execd.engine.restore_detector import Restore
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ CLOSE_SECONDS, CLOSE_SHARE = 1.0, 0.1
 COLLECTION_THRESHOLDS = 5_000, 10, 7
 
 
-def serve(config: Config, dialects: Sequence[Dialect] = ()) -> NoReturn:
+def serve(config: Config, dialects: Sequence[ChosenDialect] = ()) -> NoReturn:
     """Run until a signal, and end the process."""
     limit_arenas()
     _make_base_dir(config.base_dir, config.run_as)
@@ -129,7 +129,9 @@ def load_api() -> None:
         import execd.api.app  # noqa: F401
 
 
-async def _serve(config: Config, dialects: Sequence[Dialect], flush_log: Callable[[], None]) -> int:
+async def _serve(
+    config: Config, dialects: Sequence[ChosenDialect], flush_log: Callable[[], None]
+) -> int:
     """Serve until a signal, and return the exit code."""
     loop = asyncio.get_running_loop()
     stop: asyncio.Future[int] = loop.create_future()
@@ -175,7 +177,7 @@ def _stop(stop: asyncio.Future[int], number: signal.Signals) -> None:
 
 
 async def _listen(
-    servers: list[PortServer], engine: Engine, dialects: Sequence[Dialect]
+    servers: list[PortServer], engine: Engine, dialects: Sequence[ChosenDialect]
 ) -> int | None:
     """Open the ports, and add their servers to ``servers``. Return an exit code if the address or a
     port cannot be used."""
@@ -189,7 +191,9 @@ async def _listen(
     engine.restores.subscribe(functools.partial(_take_token, gate))
     context = PortContext(
         gate,
-        ConnectionLimits.for_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+        ConnectionLimits.for_open_files(
+            resource.getrlimit(resource.RLIMIT_NOFILE)[0], n_ports=len(dialects) + 1
+        ),
         # aiohttp waits this time twice: for handlers to end, and for cancelled handlers to end.
         min(CLOSE_SECONDS, config.shutdown_timeout * CLOSE_SHARE),
     )
@@ -197,7 +201,11 @@ async def _listen(
     # init. Port 8888 comes last: "listening" is the line that everything is up.
     ports = []
     for dialect in dialects:
-        servers.append(dialect.module.open(engine, dialect.settings, context))
+        try:
+            servers.append(dialect.module.open(engine, dialect.settings, context))
+        except ImportError as error:  # of another wing, or of a package that a wing needs
+            print(f"execd: --dialect: {dialect.module.TITLE}: {error}", file=sys.stderr)
+            return EXIT_CANNOT_START
         ports.append((dialect.module.TITLE, dialect.port))
     servers.append(make_http_port(engine, context))
     for server, (title, port) in zip(servers, [*ports, ("", config.port)], strict=True):
@@ -238,4 +246,7 @@ async def _open(server: PortServer, engine: Engine, title: str, port: int) -> in
 async def _close_connections(servers: list[PortServer], engine: Engine) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout_at(engine.stop_by(CONNECTIONS_SHARE)):
-            await asyncio.gather(*(server.cleanup() for server in servers))
+            ends = (server.cleanup() for server in servers)
+            for error in await asyncio.gather(*ends, return_exceptions=True):
+                if isinstance(error, Exception):
+                    log.error("a port did not close in order", exc_info=error)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from execd.dialects import DISTRIBUTIONS
+from execd.dialects import FOLDERS
 from tests.conformance.target import TERMINATED, Target, start
 from tests.free_port import free_port
 from tests.patience import patience
@@ -150,7 +150,7 @@ def test_a_dialect_that_nobody_has_ends_the_start_and_names_those_that_are_insta
     error = start_error(installed, f"toi={free_port()}")
     assert "'toi'" in error
     assert "toy" in error
-    assert all(name in error for name in DISTRIBUTIONS)
+    assert all(name in error for name in FOLDERS)
 
 
 def test_a_bad_setting_of_a_wing_ends_the_start_and_names_the_variable(installed: Path) -> None:

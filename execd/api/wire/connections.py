@@ -59,18 +59,20 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     time to send the reason."""
 
     @classmethod
-    def for_open_files(cls, open_files: int) -> ConnectionLimits:
-        """Return the limits for a daemon with this RLIMIT_NOFILE.
+    def for_open_files(cls, open_files: int, n_ports: int = 1) -> ConnectionLimits:
+        """Return the limits of each port, for a daemon with this RLIMIT_NOFILE.
 
-        Connections get a quarter of the descriptors. A connection needs up to three descriptors
-        more: a download needs the file, the file's directory and a duplicate of the socket.
+        The connections of a port get a quarter of the descriptors, and those of all ports three
+        quarters: idle connections on other ports leave the reserve alone. A connection needs up to
+        three descriptors more: a download needs the file, the file's directory and a duplicate of
+        the socket.
         """
         if open_files == UNLIMITED:
             open_files = HIGHEST_DESCRIPTOR
         assert open_files > 0
         reserved = min(MAX_RESERVED_DESCRIPTORS, open_files // 8)
         return cls(
-            max_open=max(1, min(MAX_OPEN, open_files // 4)),
+            max_open=max(1, min(MAX_OPEN, open_files // 4, open_files * 3 // (4 * n_ports))),
             max_probing=max(1, min(MAX_PROBING, reserved // 2)),
             open_files=open_files,
             reserved_descriptors=reserved,

@@ -111,6 +111,8 @@ class Counters:
         if reason is None:
             self.refused_executions += 1
         else:
+            if (dialect, reason) not in self.executions:
+                self.add_dialect(dialect)
             self.executions[dialect, reason] += 1
         if duration_seconds is not None:
             self.duration_seconds.observe(duration_seconds)

@@ -51,6 +51,15 @@ def test_connections_never_take_the_last_descriptors() -> None:
         assert found.max_open + found.max_probing < open_files - found.reserved_descriptors / 2
 
 
+@pytest.mark.parametrize("n_ports", [1, 2, 3, 4, 6, 20])
+def test_connections_of_all_ports_leave_the_reserve(n_ports: int) -> None:
+    for open_files in range(1024, 20000, 37):
+        found = ConnectionLimits.for_open_files(open_files, n_ports)
+        assert found.max_open <= open_files // 4
+        assert n_ports * found.max_open <= open_files * 3 / 4
+        assert not found.are_scarce(n_ports * found.max_open)
+
+
 def test_the_oldest_idle_connection_goes_for_a_new_one(table: Connections[int]) -> None:
     assert table.open(1, now=1) is None
     assert table.open(2, now=2) is None

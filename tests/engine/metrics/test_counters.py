@@ -50,6 +50,11 @@ def test_all_rows_exist_from_the_start() -> None:
         for dialect in (*OWN_DIALECTS, "a_wing", None):
             counters.record_end(dialect, reason, 1.0, (1, 2), "success")
     counters.add_dialect("a_wing")  # for a second port
+    # A wing that has not told its name loses no end.
+    counters.record_end("untold", ExitReason.EXITED, 1.0, (0, 0), None)
+    assert counters.executions.pop(("untold", ExitReason.EXITED)) == 1
+    for reason in set(ExitReason) - {ExitReason.EXITED}:
+        assert counters.executions.pop(("untold", reason)) == 0
     assert len(counters.executions) == rows == (len(OWN_DIALECTS) + 2) * len(ExitReason)
     assert set(counters.executions.values()) == {1}
     assert counters.output_bytes == {"stdout": rows, "stderr": 2 * rows}

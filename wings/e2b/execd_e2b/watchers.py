@@ -116,8 +116,10 @@ class Watchers:
         await self._watched.pop(watcher_id).close()
 
     async def close(self) -> None:
-        for watcher_id in list(self._watched):
-            await self.remove(watcher_id)
+        """End all watchers. Two ports may close at once."""
+        while self._watched:
+            _, watched = self._watched.popitem()
+            await watched.close()
 
 
 async def watch_directory(
