@@ -1,4 +1,5 @@
-"""Mutants: single-line changes of execd that a test must notice. `make mutants` runs all of them.
+"""Mutants: single-line changes of execd and its wings that a test must notice. `make mutants` runs
+all of them.
 
 Two kinds:
 

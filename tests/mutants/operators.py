@@ -35,16 +35,16 @@ Change = tuple[ast.expr, str]
 OVER_THE_WIRE = {
     "api/v1": ("conformance/test_executions", "conformance/test_streams"),
     "api/python_runtime": ("conformance/test_execute_requests", "conformance/test_upload"),
-    "api/e2b": ("dialects/test_dialects",),
-    "api/opensandbox": ("dialects/test_dialects",),
-    "api/sandboxd_grpc": ("dialects/test_dialects",),
 }
 """By folder of execd: what no handler test asks, because a test over the wire asks."""
+OVER_THE_WIRE_OF_WINGS = "tests/dialects/test_dialects.py"
 
 
 def tests_of(module: Path) -> tuple[str, ...]:
     """The tests that mirror the module, or, without such a file, the tests of the folder; and the
     tests over the wire."""
+    if module.is_relative_to(REPOSITORY / "wings"):
+        return _tests_of_a_wing(module)
     inner = module.relative_to(REPOSITORY / "execd")
     mirror = REPOSITORY / "tests" / inner.parent / f"test_{inner.stem}.py"
     found = mirror if mirror.exists() else mirror.parent
@@ -52,6 +52,14 @@ def tests_of(module: Path) -> tuple[str, ...]:
         return ("tests/test_server.py", "tests/test_config.py")
     over_the_wire = OVER_THE_WIRE.get(str(inner.parent), ())
     return (str(found.relative_to(REPOSITORY)), *(f"tests/{name}.py" for name in over_the_wire))
+
+
+def _tests_of_a_wing(module: Path) -> tuple[str, ...]:
+    """Not the folder ``sdk`` of the tests: it needs packages of others."""
+    tests = module.parents[1] / "tests"
+    mirror = tests / f"test_{module.stem}.py"
+    found = [mirror] if mirror.exists() else sorted(tests.glob("test_*.py"))
+    return (*(str(path.relative_to(REPOSITORY)) for path in found), OVER_THE_WIRE_OF_WINGS)
 
 
 def _changes(tree: ast.Module) -> Iterator[Change]:
@@ -161,8 +169,12 @@ def mutants_of(path: Path) -> list[Mutant]:
 
 
 def modules() -> list[Path]:
-    """All modules but those that a generator wrote: protobuf's own tests are about them."""
-    found = sorted((REPOSITORY / "execd").rglob("*.py"))
+    """All modules of execd and of the wings but those that a generator wrote: protobuf's own tests
+    are about them."""
+    found = [
+        *sorted((REPOSITORY / "execd").rglob("*.py")),
+        *sorted(REPOSITORY.glob("wings/*/execd_*/*.py")),
+    ]
     return [path for path in found if not path.stem.endswith("_pb2")]
 
 
@@ -176,9 +188,13 @@ def _only_declares(statement: ast.stmt) -> bool:
             return True
         case ast.Assign(value=ast.Subscript()):  # the short name of a type
             return True
+        case ast.Assign(targets=[ast.Name(id="__all__")]):  # tests/test_wing_api.py repeats it
+            return True
         case ast.AnnAssign(value=None | ast.Name(id="UNSET")):
             return True
-        case ast.ClassDef(body=body) | ast.FunctionDef(body=body):
+        case (
+            ast.ClassDef(body=body) | ast.FunctionDef(body=body) | ast.AsyncFunctionDef(body=body)
+        ):
             return all(map(_only_declares, body))
     return False
 

@@ -2,7 +2,7 @@
 
 The daemon and the workers start as ``python -I -m execd``, so a path in the environment would not
 reach them: the copy has a virtual environment of its own. The environment's only file names the
-copy, and then the packages of the repository's environment.
+copy, the copy's wings, and then the packages of the repository's environment.
 """
 
 from __future__ import annotations
@@ -190,7 +190,9 @@ def slot(folder: Path) -> Iterator[Slot]:
         [packages] = (folder / ".venv/lib").glob("python3.*/site-packages")
         theirs = sysconfig.get_paths()["purelib"]
         assert Path(theirs).is_relative_to(Path(sys.prefix))
-        (packages / "mutants.pth").write_text(f"{folder}\n{theirs}\n")
+        # The finders of editable installs, which name the repository, do not run here.
+        places = [folder, *sorted(folder.glob("wings/*/")), theirs]
+        (packages / "mutants.pth").write_text("".join(f"{place}\n" for place in places))
         # The IPython that execd lends to a Python of the machine: see zygote_command.
         (folder / ".venv/share").symlink_to(Path(sys.prefix) / "share")
         with _fork_server(folder) as server:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from .mutant import REPOSITORY, Mutant, accepted_survivors, named_killers, picked
-from .operators import made
+from .operators import made, modules, tests_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,6 +70,14 @@ def test_operators_make_the_same_mutants_again_and_each_is_python() -> None:
         assert any(
             ast.dump(old) != ast.dump(new) for old, new in zip(before.body, after.body, strict=True)
         ), mutant.name
+
+
+def test_every_wing_has_mutants_whose_tests_exist() -> None:
+    for project in REPOSITORY.glob("wings/*/pyproject.toml"):
+        of_wing = [path for path in modules() if path.is_relative_to(project.parent)]
+        assert of_wing
+        for path in of_wing:
+            assert all(map(is_test, tests_of(path))), path
 
 
 def test_accepted_survivors_have_reasons_and_grow_no_more() -> None:
