@@ -83,7 +83,7 @@ $(ENV): $(INSTALLED) $(CLIENT)/pyproject.toml
 
 # The versions are those of requirements-dev.txt, which image/lock makes, so that two runs of one
 # commit test the same. pip names each package that it downloads, because a slow download must not
-# look like a hang. The wings are built by one setuptools, because an environment for the build of
+# look like a hang. One setuptools builds execd and the wings, because an environment for the build of
 # each would take most of the time.
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check \
 	--constraint requirements-dev.txt
@@ -91,8 +91,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check \
 define install
 $(PYTHON) -m venv $(VENV)
 $(BIN)/python -m pip install --disable-pip-version-check --requirement image/requirements-build.txt
-$(PIP_INSTALL) --editable '$(1)'
-$(PIP_INSTALL) --no-build-isolation $(WINGS:%=--editable %)
+$(PIP_INSTALL) --no-build-isolation --editable '$(1)' $(WINGS:%=--editable %)
 image/make-ipython $(BIN)/python $(VENV)/share/execd/ipython
 endef
 

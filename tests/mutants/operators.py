@@ -192,9 +192,7 @@ def _only_declares(statement: ast.stmt) -> bool:
             return True
         case ast.AnnAssign(value=None | ast.Name(id="UNSET")):
             return True
-        case (
-            ast.ClassDef(body=body) | ast.FunctionDef(body=body) | ast.AsyncFunctionDef(body=body)
-        ):
+        case ast.ClassDef(body=body) | ast.FunctionDef(body=body) | ast.AsyncFunctionDef(body=body):
             return all(map(_only_declares, body))
     return False
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from .mutant import REPOSITORY, Mutant, accepted_survivors, named_killers, picked
-from .operators import made, modules, tests_of
+from .operators import made, modules
+from .operators import tests_of as mirrors_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,7 +78,7 @@ def test_every_wing_has_mutants_whose_tests_exist() -> None:
         of_wing = [path for path in modules() if path.is_relative_to(project.parent)]
         assert of_wing
         for path in of_wing:
-            assert all(map(is_test, tests_of(path))), path
+            assert all(map(is_test, mirrors_of(path))), path
 
 
 def test_accepted_survivors_have_reasons_and_grow_no_more() -> None:
