@@ -9,10 +9,13 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
+
 import execd
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+WINGS = sorted(ROOT.glob("wings/*/pyproject.toml"))
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 BUILD = (ROOT / "image" / "build").read_text()
 
@@ -33,7 +36,16 @@ def test_the_file_of_the_version_imports_nothing() -> None:
     assert not [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
-def test_the_version_is_written_in_one_place() -> None:
+@pytest.mark.parametrize("path", WINGS, ids=lambda path: path.parent.name)
+def test_a_wing_has_execd_s_version_and_needs_it(path: Path) -> None:
+    """A wing is built alone, so it cannot read execd/__init__.py."""
+    project = tomllib.loads(path.read_text())["project"]
+    assert project["version"] == execd.__version__
+    needed = [each for each in project["dependencies"] if re.match(r"execd\b", each)]
+    assert needed == [f"execd=={execd.__version__}"]
+
+
+def test_execd_reads_its_version_in_one_place() -> None:
     assert "version" not in PROJECT["project"]
     assert PROJECT["project"]["dynamic"] == ["version"]
     assert PROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "execd.__version__"}
