@@ -35,7 +35,7 @@ DAEMONS = [
     f"tests/{name}"
     for name in (
         *("client", "conformance", "dialects", "model", "soak"),
-        *("test_examples.py", "test_guide.py", "test_reference.py"),
+        *("test_examples.py", "test_guide.py", "test_reference.py", "test_wings_page.py"),
     )
 ]
 
