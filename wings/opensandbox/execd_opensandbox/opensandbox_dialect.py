@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from execd.api.wire_api import Route
-    from execd_opensandbox.port import Settings
+    from execd_opensandbox.settings import Settings
 
 RUNNING_ROUTES = frozenset(("/command", "/session/{id}/run", "/code", "/metrics/watch"))
 

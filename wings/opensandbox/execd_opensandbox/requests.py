@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import msgspec
 
     from execd.engine.engine_api import Engine
-    from execd_opensandbox.port import Settings
+    from execd_opensandbox.settings import Settings
 
 T = TypeVar("T")
 

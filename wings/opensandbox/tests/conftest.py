@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from execd.engine.engine import Engine
 from execd_opensandbox.opensandbox_dialect import make_dialect
-from execd_opensandbox.port import Settings
+from execd_opensandbox.settings import Settings
 from tests.api.conftest import (
     DEADLINE_SECONDS,
     JSON,

@@ -12,7 +12,7 @@ import pytest
 
 from execd.model import ExitReason, State
 from execd_opensandbox.event_frames import PING_SECONDS
-from execd_opensandbox.port import Settings
+from execd_opensandbox.settings import Settings
 from tests.api.conftest import JSON, request_bytes, wait_until
 from tests.api.v1.test_executions import open_gate
 

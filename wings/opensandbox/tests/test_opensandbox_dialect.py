@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 import pytest
 
 from execd_opensandbox.opensandbox_dialect import make_dialect, runs_something
-from execd_opensandbox.port import Settings
+from execd_opensandbox.settings import Settings
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from execd.api.wire.auth import TokenGate
-from execd_opensandbox.port import Settings
+from execd_opensandbox.settings import Settings
 from tests.api.conftest import JSON
 
 if TYPE_CHECKING:
