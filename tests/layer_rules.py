@@ -154,6 +154,7 @@ IMPURE_MODULES = _words(
 IMPURE_CALLS = {"open", "print", "input", "exec", "eval"}
 PURE_IN_OS = {"fsencode", "fsdecode", "strerror", "waitstatus_to_exitcode", "path", "W"}
 SHARED_FILE_NAMES = {"errors": "execd's errors, and their replies"}
+SHARED_CLASS_NAMES = {"Settings": "the name that a dialect of any wing has to use"}
 
 
 def layer_of(module: str) -> str:
@@ -244,10 +245,25 @@ def violations(sources: Mapping[str, str]) -> list[str]:
     return [
         *_of_the_ladder(imports),
         *_of_the_warden_and_the_kernel(imports),
-        *_of_purity(sources, imports),
+        *_of_purity(sources, imports, {f"execd.{name}" for name in PURE}),
         *_circles("module", imports),
         *_circles("folder", _by_folder(imports, sources)),
-        *_names(sources),
+        *_file_names(sources),
+        *_class_names(sources),
+    ]
+
+
+def violations_of_wings(wings: Mapping[str, str], sources: Mapping[str, str]) -> list[str]:
+    """The same for the modules of wings. ``wings``: by name, for example ``execd_e2b.table``.
+    ``sources``: execd's modules, for the names of classes. tests/test_wing_api.py says what a wing
+    may import."""
+    existing = frozenset(wings)
+    imports = {module: facts(source).imported(existing) for module, source in wings.items()}
+    pure = {f"execd_{wing}.{name}" for wing, names in PURE_OF_WINGS.items() for name in names}
+    return [
+        *_of_purity(wings, imports, pure),
+        *_circles("module", imports),
+        *_class_names({**sources, **wings}),
     ]
 
 
@@ -312,13 +328,16 @@ def _of_the_warden_and_the_kernel(imports: Mapping[str, set[str]]) -> Iterator[s
                 )
 
 
-def _of_purity(sources: Mapping[str, str], imports: Mapping[str, set[str]]) -> Iterator[str]:
+def _of_purity(
+    sources: Mapping[str, str], imports: Mapping[str, set[str]], pure: set[str]
+) -> Iterator[str]:
+    for module in sorted(pure - sources.keys()):
+        yield f"{module}: in the list of pure modules, and does not exist"
     for module, source in sources.items():
         found = facts(source)
-        inner = module.partition(".")[2]
-        if found.says_pure and inner not in PURE:
+        if found.says_pure and module not in pure:
             yield f"{module}: calls something pure, and is not in the list"
-        if inner not in PURE:
+        if module not in pure:
             continue
         for name in sorted(imports[module]):
             if name.split(".")[0] in IMPURE_MODULES:
@@ -365,7 +384,7 @@ def _circles(kind: str, edges: Mapping[str, set[str]]) -> Iterator[str]:
             yield f"{start}: the {kind} is part of a circle of imports"
 
 
-def _names(sources: Mapping[str, str]) -> Iterator[str]:
+def _file_names(sources: Mapping[str, str]) -> Iterator[str]:
     lasts: dict[str, list[str]] = {}
     folders = _folders(sources)
     for module in sources:
@@ -374,9 +393,12 @@ def _names(sources: Mapping[str, str]) -> Iterator[str]:
     for last, modules in sorted(lasts.items()):
         if len(modules) > 1 and last not in SHARED_FILE_NAMES:
             yield f"{modules[1]}: the file name is also {modules[0]}'s"
+
+
+def _class_names(sources: Mapping[str, str]) -> Iterator[str]:
     owners: dict[str, str] = {}
     for module, source in sources.items():
-        for name in sorted(facts(source).classes):
+        for name in sorted(facts(source).classes - SHARED_CLASS_NAMES.keys()):
             if name in owners:
                 yield f"{module}: the class {name} is also {owners[name]}'s"
             owners[name] = module

@@ -15,6 +15,7 @@ from tests.layer_rules import (
     LAYERS,
     WARDEN_MAY_IMPORT,
     violations,
+    violations_of_wings,
 )
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,6 +24,10 @@ MODULES = {
     for path in sorted((ROOT / "execd").rglob("*.py"))
 }
 SOURCES = {module: path.read_text() for module, path in MODULES.items()}
+WINGS = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts[2:]): path.read_text()
+    for path in sorted(ROOT.glob("wings/*/execd_*/**/*.py"))
+}
 
 
 def test_execd_keeps_every_rule_of_its_layers() -> None:
@@ -131,6 +136,46 @@ def test_a_planted_violation_is_found(name: str) -> None:
     found = violations({**SOURCES, module: f"{SOURCES[module]}\n{line}\n"})
     culprit = module.rpartition(".")[0] if "folders" in name else module
     assert f"{culprit}: {sentence}" in found
+
+
+def test_the_wings_keep_the_rules_that_hold_for_them_too() -> None:
+    assert violations_of_wings(WINGS, SOURCES) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "sentence"),
+    [
+        ("execd_e2b.connect", "import time", "pure, and imports time"),
+        ("execd_e2b.connect", "open('/proc/self/stat')", "pure, and calls open"),
+        ("execd_sandboxd.grpc_status", "import os\nos.getpid()", "pure, and uses os.getpid"),
+        (
+            "execd_opensandbox.requests",
+            "# Pure.",
+            "calls something pure, and is not in the list",
+        ),
+        (
+            "execd_e2b.settings",
+            "def late():\n    from execd_e2b.table import make_dialect",
+            "the module is part of a circle of imports",
+        ),
+        ("execd_e2b.table", "class Config: ...", "the class Config is also execd.config's"),
+        (
+            "execd_sandboxd.listener",
+            "class Sandbox: ...",
+            "the class Sandbox is also execd_e2b.sandbox's",
+        ),
+    ],
+)
+def test_a_planted_violation_of_a_wing_is_found(module: str, line: str, sentence: str) -> None:
+    planted = {**WINGS, module: f"{WINGS[module]}\n{line}\n"}
+    assert f"{module}: {sentence}" in violations_of_wings(planted, SOURCES)
+
+
+def test_a_pure_module_that_is_gone_is_found() -> None:
+    left = {name: text for name, text in WINGS.items() if name != "execd_e2b.connect"}
+    assert violations_of_wings(left, SOURCES) == [
+        "execd_e2b.connect: in the list of pure modules, and does not exist"
+    ]
 
 
 @pytest.mark.parametrize(
