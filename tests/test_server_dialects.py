@@ -67,6 +67,7 @@ def test_the_two_ports_of_e2b_share_their_state_and_end_together(start: Any) -> 
     daemon.wait_ready()
     found = ports(daemon)
     envd, code = found["E2B's envd"], found["E2B's code interpreter"]
+    assert (ask(envd, "GET", "/health"), ask(code, "GET", "/health")) == ((204, b""), (200, b"OK"))
     assert ask(envd, "POST", "/init", {"envVars": {"SHARED": "yes"}})[0] == 204
     assert json.loads(ask(code, "GET", "/envs")[1])["SHARED"] == "yes"
     for _ in range(5):

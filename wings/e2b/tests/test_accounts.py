@@ -100,7 +100,7 @@ async def test_own_names_and_no_name_are_the_daemon_s_user(box: Box) -> None:
 
 
 async def test_unknown_name_is_unauthenticated(box: Box) -> None:
-    for user in ("no-such-user", "4000000"):
+    for user in ("no-such-user", "4000000", "1"):
         with pytest.raises(UnknownUser, match=user):
             await find_account(box.wire.engine, user)
 
