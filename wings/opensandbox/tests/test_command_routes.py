@@ -167,6 +167,26 @@ async def test_log_of_a_command_grows_after_its_end_and_cuts_no_character(
     assert log == "up\né".encode() + b"\xc3"
 
 
+async def test_log_has_a_line_for_the_bytes_that_were_not_kept(serve_opensandbox: Serve) -> None:
+    opensandbox = await serve_opensandbox(stream_memory_bytes=4096, log_bytes=0)
+    started = await opensandbox.run("seq 10000", background=True)
+    execution = opensandbox.engine.get(started.id)
+    await execution.wait()
+    whole = "".join(f"{number}\n" for number in range(1, 10_001)).encode()
+    hole = execution.output.hole("stdout")
+    assert hole is not None
+    first, last = hole
+    path = f"/command/{started.id}/logs"
+    answer = await opensandbox.request("GET", path)
+    assert answer.body == whole[:first]
+    assert answer.headers["EXECD-COMMANDS-TAIL-CURSOR"] == str(first)
+    for cursor in (first, last - 1):
+        answer = await opensandbox.request("GET", f"{path}?cursor={cursor}")
+        marker = f"[execd: {last - cursor} bytes were not kept]\n".encode()
+        assert answer.body == marker + whole[last:]
+        assert answer.headers["EXECD-COMMANDS-TAIL-CURSOR"] == str(len(whole))
+
+
 async def test_long_background_command_runs(opensandbox: OpenSandbox) -> None:
     started = await opensandbox.run(f"A={'x' * 200_000}; echo ${{#A}}", background=True)
     await opensandbox.engine.get(started.id).wait()
