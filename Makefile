@@ -193,6 +193,7 @@ test-gvisor:
 	.ci/test-gvisor
 
 clean:
-	rm -rf $(VENV) .cache build *.egg-info clients/python/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+	rm -rf $(VENV) .cache build *.egg-info clients/python/*.egg-info wings/*/*.egg-info wings/*/build \
+		.pytest_cache .mypy_cache .ruff_cache .hypothesis \
 		execd/proc/_spawn*.so execd/kernel/_orphan*.so
-	find execd tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	find execd wings tools tests benchmarks -name __pycache__ -prune -exec rm -rf {} +

@@ -31,7 +31,9 @@ TAIL_CHARACTERS = 4_000
 
 
 def files_with_properties() -> Iterator[str]:
-    for path in sorted((REPOSITORY / "tests").rglob("test_*.py")):
+    for path in sorted(
+        [*REPOSITORY.glob("tests/**/test_*.py"), *REPOSITORY.glob("wings/*/tests/**/test_*.py")]
+    ):
         if any(word in path.read_text() for word in ("@given", "RuleBasedStateMachine")):
             yield str(path.relative_to(REPOSITORY))
 

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 
 PROFILES = {"dev": 25, "ci": 100, "explore": 500}
 REPOSITORY = Path(__file__).parents[1]
-SOURCES = ("benchmarks", "clients", "docs", "examples", "execd")
+SOURCES = ("benchmarks", "clients", "docs", "examples", "execd", "tools", "wings")
 
 
 def load() -> None:

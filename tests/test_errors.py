@@ -61,7 +61,10 @@ def has_remedy(message: str) -> bool:
 
 def messages() -> list[object]:
     found = []
-    for path in sorted(Path(execd.__file__).parent.rglob("*.py")):
+    repository = Path(execd.__file__).parents[1]
+    for path in sorted(
+        [*repository.glob("execd/**/*.py"), *repository.glob("wings/*/execd_*/*.py")]
+    ):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
                 name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
