@@ -44,7 +44,7 @@ from execd.api.wire.keys import (
     TABLE,
     RequestFacts,
 )
-from execd.api.wire.replies import INSTANCE_HEADER, SERVER, SentReply
+from execd.api.wire.replies import INSTANCE_HEADER, SERVER
 from execd.api.wire.request_id import request_id
 from execd.api.wire.route import Access
 from execd.api.wire.targets import raw_path_of
@@ -69,13 +69,6 @@ MAX_REQUEST_LINE_BYTES = 16 * 1024
 REQUEST_TIMEOUT = int(HTTPStatus.REQUEST_TIMEOUT)
 # Unread bytes of a refused request. Up to this size execd reads the rest and keeps the connection.
 MAX_UNREAD_BYTES = 1 << 20
-
-
-_RECORD_FIELDS = {
-    level: vars(logger.makeRecord(logger.name, level, "", 0, "request", (), None))
-    for level in (logging.DEBUG, logging.INFO)
-}
-"""By level: what all records of a request's line have in common."""
 
 
 class RequestFields(TypedDict):
@@ -250,8 +243,6 @@ async def _send(
     request: web.Request, connection: HttpConnection, response: web.StreamResponse
 ) -> None:
     """Write ``response``, unless the handler has written the response already."""
-    if isinstance(response, SentReply):  # a whole reply, sent while the connection had its place
-        return
     if response.status == REQUEST_TIMEOUT or not connection.has_place:
         response.force_close()
     elif request[FACTS].started is None and not request.content.is_eof():
@@ -300,11 +291,4 @@ def _log(
         "request_id": facts.id,
         "sent_bytes": sent_bytes,
     }
-    # Not ``logger.log``, which walks the stack for the caller's file and line, and not
-    # ``makeRecord``, which derives names of files and threads that no line shows.
-    record = logging.LogRecord.__new__(logging.LogRecord)
-    shown = vars(record)
-    shown.update(_RECORD_FIELDS[level], created=time.time(), **fields)
-    if end is not None:
-        shown.update(end)
-    logger.handle(record)
+    logger.log(level, "request", extra={**fields, **(end or {})})

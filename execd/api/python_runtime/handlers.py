@@ -181,9 +181,8 @@ async def execute(request: web.Request) -> web.StreamResponse:
         await execution.wait_started()
         if execution.state is not State.EXITED:
             await early.wait(execution.wait)
-        response = await early.finish_json(
-            await execute_reply.make_reply(execution, engine.config.reply_bytes)
-        )
+        reply = await execute_reply.make_reply(execution, engine.config.reply_bytes)
+        response = await early.finish(json_reply(reply))
         attachment.delivered()
     return response
 

@@ -15,12 +15,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 from aiohttp.http import HttpVersion11
-
-from execd.api.wire.replies import json_reply, send_json
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -78,12 +76,6 @@ class EarlyHeaders:
             await self.response.prepare(self._request)
         await self.response.write(b" ")
         self._due = time.monotonic() + self._interval_seconds
-
-    async def finish_json(self, body: Any) -> web.StreamResponse:
-        """As ``finish``, with a reply of 200 and JSON."""
-        if self.response is None:
-            return await send_json(self._request, body)
-        return await self.finish(json_reply(body))
 
     async def finish(self, whole: web.Response) -> web.StreamResponse:
         """Send ``whole``, or only its body if the headers are sent. Return the response sent."""

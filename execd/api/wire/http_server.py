@@ -23,7 +23,6 @@ from yarl import URL
 from execd.api.wire import errors, malformed
 from execd.api.wire.connections import ConnectionPhase, Connections
 from execd.api.wire.keys import FACTS, RequestFacts
-from execd.api.wire.plain_paths import PlainPaths
 from execd.api.wire.replies import INSTANCE_HEADER, SERVER
 from execd.api.wire.request_id import request_id
 from execd.api.wire.streams import StallDetector
@@ -430,10 +429,9 @@ class HttpRunner(web.AppRunner):
 
     async def _make_server(self) -> web.Server:
         plain = await super()._make_server()
-        (middleware,) = self.app.middlewares
         return HttpServer(
             # The application's own factory makes each request a web.Request.
-            cast("Handler", PlainPaths(plain.request_handler, middleware).serve),
+            cast("Handler", plain.request_handler),
             limits=self._limits,
             counters=self._counters,
             restores=self._restores,

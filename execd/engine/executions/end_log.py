@@ -63,19 +63,7 @@ class EndFields(TypedDict):
 
 def log_end(request_id: str | None, fields: EndFields) -> None:
     """Write a line of its own for the end of an execution. ``fields``: see ``end_fields``."""
-    # Not ``logger.info``, which walks the stack for the caller's file and line.
-    logger.handle(
-        logger.makeRecord(
-            logger.name,
-            logging.INFO,
-            "",
-            0,
-            "execution",
-            (),
-            None,
-            extra={"request_id": request_id, **fields},
-        )
-    )
+    logger.info("execution", extra={"request_id": request_id, **fields})
 
 
 def end_fields(

@@ -5,28 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import pytest
-from aiohttp import web
-from aiohttp.abc import AbstractStreamWriter
-from aiohttp.http import HttpVersion10
-from aiohttp.test_utils import make_mocked_request
-
-from execd.api.wire.keys import FACTS, RequestFacts
 from execd.api.wire.replies import (
-    MAX_JOINED_BYTES,
     SERVER,
-    SentReply,
-    UsualReply,
-    _date,
-    json_reply,
-    send_json,
 )
 from tests.api.conftest import DEADLINE_SECONDS, request_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
 
     from tests.api.conftest import Answer, Wire
 
@@ -83,112 +69,6 @@ async def test_a_client_of_http_1_0_gets_a_reply_of_that_version(wire: Wire) -> 
     assert await connection.is_closed_by_peer()
 
 
-def _force_close(reply: web.Response) -> None:
-    reply.force_close()
-
-
-def _add_field(reply: web.Response) -> None:
-    reply.headers["Cache-Control"] = "no-store"
-
-
-def _set_status(reply: web.Response) -> None:
-    reply.set_status(201)
-
-
-def _leave(_reply: web.Response) -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("change", "request_options", "is_usual"),
-    [
-        (_leave, {}, True),
-        (_force_close, {}, False),
-        (_add_field, {}, False),
-        (_set_status, {}, False),
-        (web.Response.enable_compression, {}, False),
-        (web.Response.enable_chunked_encoding, {}, False),
-        (_leave, {"closing": True}, False),
-        (_leave, {"version": HttpVersion10}, False),
-        (_leave, {"method": "HEAD"}, False),
-        (_leave, {"method": "CONNECT"}, False),
-    ],
-)
-def test_aiohttp_writes_every_head_that_differs(
-    change: Callable[[web.Response], None], request_options: dict[str, Any], *, is_usual: bool
-) -> None:
-    reply = json_reply({})
-    change(reply)
-    assert isinstance(reply, UsualReply)
-    request = make_mocked_request(**{"method": "GET", "path": "/", **request_options})
-    assert reply._has_usual_head(request) is is_usual
-
-
-@pytest.mark.parametrize("options", [{"http_status": 201}, {"headers": {"ETag": '"a"'}}])
-def test_a_reply_with_a_status_or_fields_of_its_own_is_aiohttps(options: dict[str, Any]) -> None:
-    reply = json_reply({}, **options)
-    assert not isinstance(reply, UsualReply)
-    assert reply.headers["Content-Type"] == "application/json"
-
-
-def test_a_long_reply_is_aiohttps() -> None:
-    assert not isinstance(json_reply("x" * MAX_JOINED_BYTES), UsualReply)
-
-
-async def test_a_reply_whose_write_fails_fails_again(wire: Wire) -> None:
-    """aiohttp sends each reply a second time, and takes the failure for the end of the peer."""
-    writer = FailingWriter()
-    request = make_mocked_request("GET", "/", writer=writer)
-    request[FACTS] = RequestFacts(wire.engine.restores)
-    reply = json_reply({})
-    for _ in range(2):
-        with pytest.raises(ConnectionResetError):
-            await reply.prepare(request)
-    assert (writer.n_writes, request[FACTS].started, reply.keep_alive) == (2, reply, None)
-
-
-async def test_a_reply_is_written_once_and_can_still_be_the_last(wire: Wire) -> None:
-    writer = FailingWriter(is_open=True)
-    request = make_mocked_request("GET", "/", writer=writer)
-    request[FACTS] = RequestFacts(wire.engine.restores)
-    reply = json_reply({})
-    for _ in range(2):
-        await reply.prepare(request)
-        await reply.write_eof()
-    assert (writer.n_writes, reply.keep_alive) == (1, True)
-    reply.force_close()
-    assert reply.keep_alive is False
-
-
-class FailingWriter(AbstractStreamWriter):
-    """The writer of a connection whose peer has left, unless ``is_open``."""
-
-    def __init__(self, *, is_open: bool = False) -> None:
-        self.is_open = is_open
-        self.n_writes = 0
-
-    async def write_eof(self, chunk: bytes = b"") -> None:
-        self.n_writes += 1
-        if not self.is_open:
-            raise ConnectionResetError
-
-    # The rest is not called.
-
-    async def write(self, chunk: object) -> None: ...
-
-    async def drain(self) -> None: ...
-
-    def enable_compression(self, *_: object, **__: object) -> None: ...
-
-    def enable_chunking(self) -> None: ...
-
-    async def write_headers(self, *_: object) -> None: ...
-
-
-def test_the_date_is_that_of_the_second() -> None:
-    assert _date(0) == "Thu, 01 Jan 1970 00:00:00 GMT"
-    assert _date(784111777) == "Sun, 06 Nov 1994 08:49:37 GMT"  # the example of RFC 9110
-
-
 # Replies that a handler sends as a whole.
 
 
@@ -216,47 +96,3 @@ async def test_replies_that_were_sent_at_once_follow_each_other_on_one_connectio
     for _ in range(3):
         assert (await connection.receive()).json()["exit_code"] == 0
 
-
-async def test_a_reply_that_was_sent_at_once_is_not_sent_again(wire: Wire) -> None:
-    writer = FailingWriter(is_open=True)
-    request = make_mocked_request("POST", "/", writer=writer)
-    request[FACTS] = RequestFacts(wire.engine.restores)
-    reply = await send_json(request, {})
-    assert isinstance(reply, SentReply)
-    assert request[FACTS].started is reply
-    await reply.prepare(request)
-    await reply.write_eof()
-    assert (writer.n_writes, reply.status, reply.keep_alive) == (1, 200, True)
-    reply.force_close()
-    assert not reply.keep_alive
-
-
-async def test_a_reply_whose_write_at_once_fails_fails_again(wire: Wire) -> None:
-    request = make_mocked_request("POST", "/", writer=FailingWriter())
-    request[FACTS] = RequestFacts(wire.engine.restores)
-    with pytest.raises(ConnectionResetError):
-        await send_json(request, {})
-    started = request[FACTS].started
-    assert started is not None
-    with pytest.raises(ConnectionResetError):
-        await started.prepare(request)
-
-
-@pytest.mark.parametrize(
-    ("body", "options"),
-    [
-        ("x" * MAX_JOINED_BYTES, {}),
-        ("", {"closing": True}),
-        ("", {"version": HttpVersion10}),
-    ],
-)
-async def test_aiohttp_sends_at_once_what_is_long_or_has_another_head(
-    wire: Wire, body: str, options: dict[str, Any]
-) -> None:
-    request = make_mocked_request(
-        "POST", "/", writer=FailingWriter(is_open=True), app=web.Application(), **options
-    )
-    request[FACTS] = RequestFacts(wire.engine.restores)
-    reply = await send_json(request, body)
-    assert not isinstance(reply, SentReply)
-    assert reply.prepared
