@@ -12,10 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from execd import lean_imports
-
-with lean_imports.plain_types():  # config imports msgspec
-    from execd import config, dialects
+from execd import config, dialects, lean_imports
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,6 +75,7 @@ def serve(flags: dict[str, object]) -> None:
     gc.set_threshold(IMPORT_COLLECTION_THRESHOLD)
     lean_imports.hide_tls()
     lean_imports.halve_aiohttp()
-    with lean_imports.lean():
+    with lean_imports.own_hashes():
         from execd.server import serve as run
+
     run(settings, chosen)

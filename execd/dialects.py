@@ -83,9 +83,8 @@ def choose(
 def _installed(folders: Sequence[str]) -> dict[str, set[str]]:
     """Return the modules of each dialect's name. ``folders``: of ``sys.path``.
 
-    Not importlib.metadata, which costs 2.5 MiB and 30 ms, and imports zipfile before
-    ``lean_imports`` can leave out the compressors. The format is that of the specification "Entry
-    points" of the Python Packaging Authority.
+    Not importlib.metadata, which costs 2.5 MiB and 30 ms. The format is that of the specification
+    "Entry points" of the Python Packaging Authority.
     """
     found: dict[str, set[str]] = {}
     for folder in folders:

@@ -125,7 +125,7 @@ def _exit_after(
 
 def load_api() -> None:
     """Import the api, the larger half of all imports, while the warden's interpreter starts."""
-    with lean_imports.lean():
+    with lean_imports.own_hashes():
         import execd.api.app  # noqa: F401
 
 

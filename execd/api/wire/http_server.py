@@ -430,8 +430,7 @@ class HttpRunner(web.AppRunner):
     async def _make_server(self) -> web.Server:
         plain = await super()._make_server()
         return HttpServer(
-            # The application's own factory makes each request a web.Request.
-            cast("Handler", plain.request_handler),
+            plain.request_handler,
             limits=self._limits,
             counters=self._counters,
             restores=self._restores,

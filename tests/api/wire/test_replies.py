@@ -13,7 +13,6 @@ from execd.api.wire.replies import (
 from tests.api.conftest import DEADLINE_SECONDS, request_bytes
 
 if TYPE_CHECKING:
-
     from tests.api.conftest import Answer, Wire
 
 PATH = "/exists/a%20b"
@@ -95,4 +94,3 @@ async def test_replies_that_were_sent_at_once_follow_each_other_on_one_connectio
     await connection.send(3 * request)
     for _ in range(3):
         assert (await connection.receive()).json()["exit_code"] == 0
-
