@@ -38,7 +38,6 @@ from execd.engine.housekeeping import Housekeeper
 from execd.engine.in_flight import InFlight
 from execd.engine.memory_notes import MemoryNotes
 from execd.engine.metrics.counters import Counters
-from execd.engine.network_witness import NetworkWitness
 from execd.engine.output.held_pipes import HeldPipes
 from execd.engine.restores import Restores
 from execd.engine.sessions.manager import Sessions
@@ -158,7 +157,6 @@ async def assemble(
     registry = _make_registry(config)
     disk_guard = DiskGuard(volumes, warden, lambda: registry.live)
     restores = Restores(
-        NetworkWitness(lambda: counters.received_bytes),
         lambda: registry.has_live,
         clocks,
         SpecEnvironment(config).changes,

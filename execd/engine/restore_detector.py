@@ -1,22 +1,18 @@
 """Finds out whether the sandbox was restored from a checkpoint. Pure: clock readings in, a finding
 or nothing out.
 
-A gVisor of 2026 tells (``proc.checkpoint_file``), and then nothing else counts. No other platform
-tells the processes. There are two signs:
+A gVisor of 2026 tells (``proc.checkpoint_file``), and then nothing else counts. On another platform
+the sign is a jump of the clock: a restored virtual machine goes on with its old monotonic clock,
+and with the right time of day, so the time of day has moved further than the monotonic clock. A
+process that is stopped, or gets no CPU, sees both clocks move alike.
 
-    A jump of the clock. A restored virtual machine goes on with its old monotonic clock, and with
-    the right time of day: the time of day has moved further than the monotonic clock. A process
-    that is stopped, or gets no CPU, sees both clocks move alike.
+A gVisor before 2026 shows no sign: it moves the monotonic clock by the time that has passed, as if
+the processes had not been scheduled. There the platform has to report the restore. Rejected: to
+compare the network's counters with the daemon's own figures, in a thread that wakes after each
+stop. Those were 180 lines for releases that go.
 
-    A new network. A restored gVisor moves the monotonic clock by the time that has passed, as if
-    the processes had not been scheduled (measured with runsc 20240729, and stated in the source of
-    its timekeeper). So the clocks tell nothing. But the network begins anew: its counters are
-    smaller than what the daemon itself has seen (``network_witness``).
-
-After a restore by the first sign the monotonic clock has not counted the time in between; after a
-restore by the second sign, and in every gVisor, it has, and the deadlines have to be put off.
-
-Both signs can go with the last gVisor that has no file, except for virtual machines.
+After a restore by the clock the monotonic clock has not counted the time in between; after a
+restore in gVisor it has, and the deadlines have to be put off by the gap.
 """
 
 from __future__ import annotations
@@ -30,8 +26,10 @@ JUMP_SECONDS = 2.0
 """More than the correction of a clock that runs: a leap second, or a step of the time service."""
 GAP_SECONDS = 2.0
 """Without a look for so long, while looks come each second, the process was held up."""
+SAME_SECONDS = 10.0
+"""Reports within this time after a restore speak of the same restore, and of a gap before."""
 
-Cause = Literal["clock", "file", "network", "report"]
+Cause = Literal["clock", "file", "report"]
 
 
 class Readings(NamedTuple):
@@ -56,40 +54,43 @@ class Restore(NamedTuple):
 class RestoreDetector:
     """Remembers the readings of the last looks."""
 
-    def __init__(self, now: Readings, sign: Literal["file", "network"] = "network") -> None:
-        """``sign``: what the second argument of ``look`` asks. A file that tells leaves nothing to
-        the clocks."""
-        self._sign: Cause = sign
+    def __init__(self, now: Readings, asks_file: Callable[[bool], bool] | None = None) -> None:
+        """``asks_file``: whether the platform has told of a restore since the last True. The
+        argument: whether the process was held up. None: this platform does not tell."""
+        self._asks_file = asks_file
         self._last = now
         self._looked_at = now.monotonic
-        """When both signs were last looked for."""
+        """When a gap was last looked for."""
+        self._gap_seconds = 0.0
+        """The last gap, which ended at ``_gap_ended_at``."""
+        self._gap_ended_at = now.monotonic
 
-    def look(
-        self, now: Readings, asks_sign: Callable[[bool], bool], *, was_stopped: bool = False
-    ) -> Restore | None:
-        """Return the restore since the last look, or None.
-
-        ``asks_sign`` is called only after a gap, or for ``was_stopped``: the process is known to
-        have been stopped; with whether there was a gap. A look without a gap costs a few
-        comparisons.
-        """
+    def look(self, now: Readings, *, was_told: bool = False) -> Restore | None:
+        """Return the restore since the last look, or None. ``was_told``: the platform has just
+        told. A look without a gap costs a few comparisons."""
         gap_seconds = now.monotonic - self._looked_at
         assert gap_seconds >= 0.0, "the monotonic clock"
         has_gap = gap_seconds > GAP_SECONDS
         self._looked_at = now.monotonic
+        if has_gap:
+            self._gap_seconds, self._gap_ended_at = gap_seconds, now.monotonic
         restore = self.look_at_clocks(now)
-        may_be_new = was_stopped or has_gap or restore is not None
-        # After a jump too: a restore with both signs counts once.
-        if may_be_new and asks_sign(has_gap) and restore is None:
-            return Restore(self._sign, gap_seconds)
+        if self._asks_file and (has_gap or was_told) and self._asks_file(has_gap):
+            return Restore("file", gap_seconds)
         return restore
 
     def look_at_clocks(self, now: Readings) -> Restore | None:
-        """Look for the first sign alone. The gap until the next ``look`` stays."""
+        """Look for a jump alone. The gap until the next ``look`` stays."""
         jump_seconds = (now.wall - self._last.wall) - (now.monotonic - self._last.monotonic)
         self._last = now
-        is_restore = self._sign != "file" and jump_seconds > JUMP_SECONDS
+        is_restore = self._asks_file is None and jump_seconds > JUMP_SECONDS
         return Restore("clock", 0.0) if is_restore else None
+
+    def reported(self, now: Readings) -> Restore:
+        """Return the restore that the platform has reported, after a ``look``. The gap may have
+        ended before the report: the timer of looks is due first."""
+        is_recent = now.monotonic - self._gap_ended_at <= SAME_SECONDS
+        return Restore("report", self._gap_seconds if is_recent else 0.0)
 
     def end_gap(self, now: Readings) -> None:
         """Nobody has looked for a while, because nothing ran: no gap."""

@@ -4,12 +4,11 @@ A platform freezes the processes, keeps a copy, and lets the copy go on elsewher
 later, perhaps several times. Only a gVisor of 2026 tells the daemon (``restore_detector``). The
 daemon looks
 
-    * when gVisor tells, or elsewhere when the sentinel reports that the process goes on after a
-      stop: a pod without callers notices at once, and an idle daemon needs no wake-ups for that;
+    * when gVisor tells: a pod without callers notices at once;
     * each LOOK_SECONDS while something runs, so that the time of a freeze is known for deadlines;
     * at the beginning of each request;
     * before something irreversible: a deadline is judged, or a program ends because its caller is
-      gone. Timers that became due during the freeze fire before the sentinel is heard.
+      gone. Timers that became due during the freeze fire before gVisor's word is heard.
 
 Then the subscribers act: the engine puts deadlines off, keeps programs whose callers are gone, and
 reseeds; the server takes the restored pod's token; each HTTP server drops its connections.
@@ -18,28 +17,25 @@ reseeds; the server takes the restored pod's token; each HTTP server drops its c
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import logging
 import random
 import secrets
 import time
 from typing import TYPE_CHECKING, Any
 
-from execd.engine.restore_detector import Readings, Restore, RestoreDetector
+from execd.engine.restore_detector import SAME_SECONDS, Readings, Restore, RestoreDetector
 from execd.proc.checkpoint_file import CheckpointFile
-from execd.proc.stop_sentinel import StopSentinel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    from execd.engine.network_witness import NetworkWitness
 
     Subscriber = Callable[[Restore, object], None]
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-SAME_SECONDS = 10.0
-"""Reports within this time after a restore speak of the same restore."""
 
 
 def read_clocks() -> Readings:
@@ -51,14 +47,12 @@ class Restores:
 
     def __init__(
         self,
-        witness: NetworkWitness,
         is_busy: Callable[[], bool],
         clocks: Callable[[], Readings],
         read_changes: Callable[[], Mapping[str, Any]],
     ) -> None:
         """``is_busy``: whether something runs that has a deadline. ``read_changes``: what a restore
         has changed in the settings."""
-        self.witness = witness
         self.instance_id = _new_instance_id()
         """Another one after each restore, so that clients notice."""
         self.count = 0
@@ -72,23 +66,19 @@ class Restores:
         self._subscribers: list[Subscriber] = []
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._sentinel: CheckpointFile | StopSentinel
-        self._asks_sign: Callable[[bool], bool]
-        try:
-            file = self._sentinel = CheckpointFile(self._on_continued)
-        except OSError:
-            self._sentinel = StopSentinel(self._on_continued)
-            self._asks_sign = lambda _: witness.is_network_new()
-            self._detector = RestoreDetector(clocks())
-        else:
-            self._asks_sign = file.was_restored
-            self._detector = RestoreDetector(clocks(), "file")
+        self._file: CheckpointFile | None = None
+        with contextlib.suppress(OSError):
+            self._file = CheckpointFile(self._on_told)
+        asks_file = None if self._file is None else self._file.was_restored
+        self._detector = RestoreDetector(clocks(), asks_file)
 
     def start(self) -> None:
-        self._sentinel.start()
+        if self._file is not None:
+            self._file.start()
 
     def close(self) -> None:
-        self._sentinel.close()
+        if self._file is not None:
+            self._file.close()
         if self._timer is not None:
             self._timer.cancel()
 
@@ -105,34 +95,26 @@ class Restores:
             self._detector.end_gap(self._clocks())
             self._timer = self._loop.call_later(LOOK_SECONDS, self._look_again)
 
-    def look(self) -> bool:
-        """Look for a restore, and act. Return whether there was one since the last look."""
-        return self._act_on(self._detector.look(self._clocks(), self._asks_sign))
+    def look(self, spared: object = None, *, was_told: bool = False) -> bool:
+        """Look for a restore, and act. Return whether there was one since the last look.
+
+        ``spared``: the connection that asks, whose caller is there. ``was_told``: the platform has
+        just told.
+        """
+        return self._act_on(self._detector.look(self._clocks(), was_told=was_told), spared)
 
     def look_at_clocks(self, spared: object) -> None:
-        """As ``look``, for the clocks alone: cheap enough for each request.
-
-        ``spared``: the connection of the request, whose caller is there.
-        """
-        restore = self._detector.look_at_clocks(self._clocks())
-        if restore is not None:
-            self._act_on(restore, spared)
+        """As ``look``, for the clocks alone: cheap enough for each request."""
+        self._act_on(self._detector.look_at_clocks(self._clocks()), spared)
 
     def report(self, spared: object) -> bool:
         """The platform reports a restore. Return whether there was a restore that nobody had
-        noticed in the last SAME_SECONDS; act on that restore.
-
-        ``spared``: the connection of the report.
-        """
-        if self._look_after_stop(spared):
+        noticed in the last SAME_SECONDS; act on that restore."""
+        if self.look(spared, was_told=True):
             return True
         if self.was_restored_lately:
             return False
-        return self._act_on(Restore("report", 0.0), spared)
-
-    def look_for_report(self, spared: object) -> bool:
-        """As ``report``, but believe only the daemon's own signs."""
-        return self._look_after_stop(spared)
+        return self._act_on(self._detector.reported(self._clocks()), spared)
 
     @property
     def was_restored_lately(self) -> bool:
@@ -141,13 +123,9 @@ class Restores:
             return False
         return self._clocks().monotonic - self._restored_monotonic <= SAME_SECONDS
 
-    def _on_continued(self) -> None:
-        """In the thread of the sentinel or the file."""
-        self._loop.call_soon_threadsafe(self._look_after_stop)
-
-    def _look_after_stop(self, spared: object = None) -> bool:
-        found = self._detector.look(self._clocks(), self._asks_sign, was_stopped=True)
-        return self._act_on(found, spared)
+    def _on_told(self) -> None:
+        """In the thread of the file."""
+        self._loop.call_soon_threadsafe(functools.partial(self.look, was_told=True))
 
     def _look_again(self) -> None:
         self._timer = None

@@ -1,4 +1,4 @@
-"""A real engine that is restored, with clocks and a network of the tests' own."""
+"""A real engine that is restored, with clocks of the tests' own."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from execd.engine import assembly
 from execd.engine import restores as restores_module
 from execd.engine.engine import Engine
 from execd.engine.executions.command import code_program
-from execd.engine.network_witness import NetworkFigures
-from execd.engine.restore_detector import Readings, Restore
+from execd.engine.restore_detector import GAP_SECONDS, Readings, Restore
 from execd.engine.sessions.cell_run import CellOptions
 from execd.engine.spec_environment import SpecEnvironment
 from execd.model import Command, ExitReason, State
@@ -37,7 +36,7 @@ SLEEP = "exec sleep 1000"
 
 
 class Sandbox:
-    """The clocks and the network that the engine sees."""
+    """The clocks that the engine sees."""
 
     def __init__(self) -> None:
         self.frozen_seconds = self.missed_seconds = 0.0
@@ -52,12 +51,9 @@ class Sandbox:
         self.missed_seconds += seconds
 
     def restore_gvisor(self, seconds: float = DAY) -> None:
-        """The monotonic clock has moved on, and the network is new."""
+        """The monotonic clock has moved on, and the platform reports."""
         self.frozen_seconds += seconds
-        witness = self.engine.restores.witness
-        witness._read = lambda: NetworkFigures(1, 60)
-        witness.note_connection()  # the daemon had callers before
-        witness._read = lambda: NetworkFigures(0, 0)
+        assert self.engine.restores.report(None)
 
 
 @pytest.fixture
@@ -109,21 +105,6 @@ async def test_a_request_notices_a_jump_of_the_clock(engine: Engine, sandbox: Sa
     assert engine.restores.count == 1
 
 
-async def test_a_running_command_notices_a_new_network(engine: Engine, sandbox: Sandbox) -> None:
-    await begun(engine)
-    sandbox.restore_gvisor()
-    await wait_until_async(lambda: engine.restores.count == 1, 20)
-    assert engine.restores.last_cause == "network"
-
-
-async def test_a_stop_notices_a_new_network_while_nothing_runs(
-    engine: Engine, sandbox: Sandbox
-) -> None:
-    sandbox.restore_gvisor(0.1)
-    engine.restores._on_continued()
-    await wait_until_async(lambda: engine.restores.count == 1, 20)
-
-
 async def test_an_engine_that_runs_nothing_has_no_timer_for_looks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,7 +120,6 @@ async def test_a_deadline_moves_by_the_time_of_the_freeze(engine: Engine, sandbo
     execution = await begun(engine, timeout_seconds=50.0)
     deadline, last_output = execution.deadlines.deadline, execution.deadlines.last_output
     sandbox.restore_gvisor()
-    await wait_until_async(lambda: engine.restores.count == 1, 20)
     assert execution.deadlines.deadline - deadline == pytest.approx(DAY, abs=20)
     assert execution.deadlines.deadline - deadline >= DAY  # never earlier
     assert execution.deadlines.last_output - last_output >= DAY
@@ -159,8 +139,7 @@ async def test_a_deadline_that_the_clock_did_not_count_stays(
 async def test_a_deadline_fires_after_a_restore(engine: Engine, sandbox: Sandbox) -> None:
     began = time.monotonic()
     execution = await begun(engine, timeout_seconds=1.0)
-    sandbox.restore_gvisor(1.0)
-    engine.restores._on_continued()
+    sandbox.restore_gvisor(GAP_SECONDS + 1.0)
     result = await execution.wait()
     assert result.exit_reason is ExitReason.TIMEOUT
     assert time.monotonic() - began >= 2.0
@@ -223,9 +202,8 @@ async def test_finished_executions_do_not_age_by_the_freeze(
     execution.ended_monotonic -= 2 * DAY
     ended = execution.ended_monotonic
     sandbox.restore_gvisor()
-    assert engine.restores.report(None)
     assert execution.ended_monotonic - ended >= DAY
-    engine.restores._act_on(Restore("network", 9 * DAY))
+    engine.restores._act_on(Restore("report", 9 * DAY))
     assert execution.ended_monotonic <= loop.time()
 
 
@@ -238,8 +216,6 @@ async def test_a_session_keeps_its_state_and_draws_other_numbers(
         session = engine.sessions.get("s")
         session._used -= DAY
         sandbox.restore_gvisor()
-        engine.restores._on_continued()
-        await wait_until_async(lambda: engine.restores.count == 1, 20)
         assert session.idle_seconds < DAY
         restored = await run_cell(engine, "print(state, random.random())")
         await run_cell(engine, "random.seed(1)")
@@ -284,10 +260,11 @@ async def test_reports_of_one_restore_count_once(engine: Engine, sandbox: Sandbo
     assert len(told) == 3
 
 
-async def test_a_report_without_a_token_only_looks(engine: Engine, sandbox: Sandbox) -> None:
-    assert not engine.restores.look_for_report(None)
-    sandbox.restore_gvisor()
-    assert engine.restores.look_for_report(None)
+async def test_a_look_acts_on_a_sign_alone(engine: Engine, sandbox: Sandbox) -> None:
+    """What a report without the token comes to."""
+    assert not engine.restores.look(None, was_told=True)
+    sandbox.restore_virtual_machine()
+    assert engine.restores.look(None, was_told=True)
     assert engine.restores.was_restored_lately
 
 
@@ -327,9 +304,8 @@ async def test_where_a_file_tells_of_restores_nothing_is_guessed(
         execution = await begun(engine, timeout_seconds=50.0)
         deadline = execution.deadlines.deadline
         sandbox.restore_virtual_machine()
-        sandbox.restore_gvisor()
         assert not engine.restores.look()
-        assert not engine.restores.look_for_report(None)
+        assert not engine.restores.look(None, was_told=True)
         engine.restores._detector._looked_at -= DAY  # the freeze of the restore that is told
         kernel.tell(b"restore\n")
         await wait_until_async(lambda: engine.restores.count == 1, 20)

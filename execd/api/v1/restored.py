@@ -50,8 +50,8 @@ class RestoredReply(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Meta(
             description="How the daemon noticed: `file` (gVisor told, in "
-            "`/proc/gvisor/checkpoint`), `clock` (the time of day jumped), `network` (the "
-            "counters of the network began anew), `report` (by this route)."
+            "`/proc/gvisor/checkpoint`), `clock` (the time of day jumped), `report` (by this "
+            "route)."
         ),
     ]
 
@@ -65,7 +65,7 @@ async def restored(request: web.Request) -> web.Response:
     restores = request.app[ENGINE].restores
     if request.app[GATE].token_sha256 is not None:
         restores.report(request.protocol)
-    elif not restores.look_for_report(request.protocol) and not restores.was_restored_lately:
+    elif not restores.look(request.protocol, was_told=True) and not restores.was_restored_lately:
         raise Conflict(
             "no token is set, and nothing shows a restore in the last 10 s; set a token, and "
             "report with the token"

@@ -284,7 +284,6 @@ class HttpServer(web.Server):
         self._set_timer(now + self._options["keepalive_timeout"] + self._limits.request_seconds)
 
     def register(self, connection: HttpConnection, descriptor: int) -> None:
-        self.restores.witness.note_connection()
         now = self._clock.time()
         scarce = self._limits.are_scarce(descriptor)
         displaced = self.table.open(connection, now, are_descriptors_scarce=scarce)

@@ -16,7 +16,6 @@ from aiohttp import web
 
 from execd.api.wire.http_server import LATE_SECONDS, READING_SECONDS, HttpServer
 from execd.engine.metrics.counters import Counters
-from execd.engine.network_witness import NetworkWitness
 from execd.engine.restore_detector import Readings
 from execd.engine.restores import Restores
 from execd.model import ExitReason
@@ -239,7 +238,7 @@ async def test_late_loop_reads_what_its_peers_sent_before_it_judges_them(
         raise AssertionError("no request is ever sent")
 
     options = {"keepalive_timeout": 75.0}
-    restores = Restores(NetworkWitness(lambda: 0), lambda: False, lambda: Readings(0.0, 0.0), dict)
+    restores = Restores(lambda: False, lambda: Readings(0.0, 0.0), dict)
     server = HttpServer(
         handler,
         limits=LIMITS,

@@ -127,7 +127,6 @@ class RpcServer:
 
     def register(self, connection: RpcConnection, descriptor: int) -> bool:
         """Return whether there is a place for the connection."""
-        self.engine.restores.witness.note_connection()
         if len(self._connections) >= MAX_CONNECTIONS or self.limits.are_scarce(descriptor):
             return False
         self._connections.add(connection)
