@@ -262,7 +262,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = 30.0
     retention_count: Annotated[
-        int, Meta(ge=0), _help("How many finished executions execd remembers.")
+        int,
+        Meta(ge=0),
+        _help("How many finished executions execd remembers, beside those with a key or a name."),
+    ] = 256
+    keyed_retention_count: Annotated[
+        int,
+        Meta(ge=0),
+        _help("The same for executions with a key or a caller's `id`, and detached executions."),
     ] = 4096
     retention_bytes: Annotated[
         int, Meta(ge=0), _help("Memory for the output of finished executions.")

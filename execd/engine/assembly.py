@@ -303,7 +303,8 @@ def _make_context(
 
 def _make_registry(config: Config) -> Registry:
     return Registry(
-        max_finished=config.retention_count,
+        max_plain=config.retention_count,
+        max_kept=config.keyed_retention_count,
         max_memory_bytes=config.retention_bytes,
         plain_seconds=config.retention_seconds,
         kept_seconds=config.keyed_retention_seconds,

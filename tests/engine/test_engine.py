@@ -219,7 +219,7 @@ async def test_a_retry_of_what_never_ran_stays_in_the_journal(tmp_path: Path) ->
 async def test_a_name_that_is_taken_again_is_forgotten_for_nobody_but_the_first(
     tmp_path: Path,
 ) -> None:
-    async with running(tmp_path, retention_count=0) as engine:
+    async with running(tmp_path, keyed_retention_count=0) as engine:
         runs = []
         for script in "seq 100000", "seq 100001":
             runs.append(named(engine, script, "x", detached=True))

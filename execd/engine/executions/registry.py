@@ -28,9 +28,16 @@ class Registry:
     """
 
     def __init__(
-        self, *, max_finished: int, max_memory_bytes: int, plain_seconds: float, kept_seconds: float
+        self,
+        *,
+        max_plain: int,
+        max_kept: int,
+        max_memory_bytes: int,
+        plain_seconds: float,
+        kept_seconds: float,
     ) -> None:
-        self._max_finished = max_finished
+        self._max_plain = max_plain
+        self._max_kept = max_kept
         self._max_memory_bytes = max_memory_bytes
         self._plain_seconds = plain_seconds
         self._kept_seconds = kept_seconds
@@ -103,14 +110,14 @@ class Registry:
     def expired(self, now: float) -> list[Execution]:
         """Remove the finished executions that are too old or too many, and return them."""
         gone = []
-        for group, max_seconds in (
-            (self._plain, self._plain_seconds),
-            (self._kept, self._kept_seconds),
+        for group, max_count, max_seconds in (
+            (self._plain, self._max_plain, self._plain_seconds),
+            (self._kept, self._max_kept, self._kept_seconds),
         ):
             while group:
                 oldest = next(iter(group.values()))
                 if (
-                    len(group) <= self._max_finished
+                    len(group) <= max_count
                     and self._memory_bytes <= self._max_memory_bytes
                     and now - oldest.ended_monotonic <= max_seconds
                 ):

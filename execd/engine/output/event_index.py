@@ -15,9 +15,9 @@ pieces. A number may have been another piece's before a merge. At most n - 1 pie
 piece too, each of at most PIECE_BYTES. So a reader of that time gets some bytes again, and knows
 these bytes by their offset; it misses none.
 
-The packed form goes into the journal, and into memory when the execution is over. ``pack`` stores
-the differences from the expected next number and offset. Almost all differences of offsets are
-zero, so the result compresses well.
+The packed form goes into the journal, and a long index keeps this form when the execution is over.
+``pack`` stores the differences from the expected next number and offset. Almost all differences of
+offsets are zero, so the result compresses well.
 """
 
 from __future__ import annotations
@@ -90,29 +90,6 @@ class EventIndex:
     def memory_bytes(self) -> int:
         """Memory of the columns, in bytes."""
         return EVENT_BYTES * len(self._kinds)
-
-    def freeze(self) -> bytes:
-        """Return the columns in a row, for ``thaw``: short for few events, and made at once. No
-        event has been trimmed yet."""
-        assert not self._trimmed
-        return b"".join((self._sequences, self._offsets, self._sizes, self._kinds))
-
-    @classmethod
-    def thaw(cls, frozen: bytes, max_events: int) -> EventIndex:
-        """Restore an index of this daemon from the bytes of ``freeze``."""
-        index = cls(max_events)
-        count, at = len(frozen) // EVENT_BYTES, 0
-        for column in index._sequences, index._offsets, index._sizes, index._kinds:
-            end = at + count * column.itemsize
-            column.frombytes(frozen[at:end])
-            at = end
-        assert at == len(frozen)
-        return index
-
-    @property
-    def has_trimmed(self) -> bool:
-        """Whether the first events, or numbers of a former daemon, are gone."""
-        return self._trimmed > 0
 
     def pack(self) -> bytes:
         """Pack the index for ``unpack``.

@@ -281,26 +281,12 @@ def _no_spool() -> Spool:
 KIND_OF: dict[Stream, Kind] = {"stdout": Kind.STDOUT, "stderr": Kind.STDERR}
 
 
-def _freeze(*kinds: Kind) -> bytes:
-    index = EventIndex(MAX_EVENTS)
-    for kind in kinds:
-        index.append(kind)
-    return index.freeze()
-
-
-# The indexes of an execution without output: most commands make no index of their own.
-NO_EVENTS = _freeze()
-STARTED = _freeze(Kind.STARTED)
-STARTED_AND_EXITED = _freeze(Kind.STARTED, Kind.EXITED)
-
-
 class OutputLog:
     """Both streams of one execution and the index of events. Readers wait on ``next_change``."""
 
     __slots__ = (
         "_changed",
         "_events",
-        "_frozen_events",
         "_packed_events",
         "omitted_rich_bytes",
         "rich",
@@ -313,11 +299,9 @@ class OutputLog:
             stream: StreamLog(memory_bytes, functools.partial(make_spool, stream))
             for stream in STREAMS
         }
-        self._events: EventIndex | None = None
-        """None: ``_packed_events`` or ``_frozen_events`` stands for the index until a reader comes,
-        or an event that not every execution has."""
-        self._packed_events: bytes | None = None
-        self._frozen_events: bytes | None = NO_EVENTS
+        self._events: EventIndex | None = EventIndex(MAX_EVENTS)
+        """None: ``_packed_events`` stands for the index until a reader comes."""
+        self._packed_events = b""
         self.rich: list[DisplayMessage] = []
         self.rich_bytes = 0
         self.omitted_rich_bytes = 0
@@ -353,22 +337,13 @@ class OutputLog:
 
     def note_start(self) -> None:
         """Note the start of the program."""
-        if self._frozen_events == NO_EVENTS:
-            self._frozen_events = STARTED
-            self._wake_readers()
-        else:
-            self._note(Kind.STARTED)
+        self._note(Kind.STARTED)
 
     @property
     def events(self) -> EventIndex:
         """The index of events, unpacked if need be."""
         if self._events is None:
-            frozen, self._frozen_events = self._frozen_events, None
-            packed, self._packed_events = self._packed_events, None
-            if frozen is not None:
-                self._events = EventIndex.thaw(frozen, MAX_EVENTS)
-                return self._events
-            assert packed is not None
+            packed, self._packed_events = self._packed_events, b""
             try:
                 self._events = EventIndex.unpack(packed)
             except ValueError:
@@ -377,12 +352,7 @@ class OutputLog:
 
     def note_exit(self) -> None:
         """Note the end. A stream with an unfinished character gets a last event, of size 0."""
-        last = self._last_events()
-        if self._frozen_events == STARTED and len(last) == 1:
-            self._frozen_events = STARTED_AND_EXITED
-            self._wake_readers()
-            return
-        for kind, offset in last:
+        for kind, offset in self._last_events():
             self._note(kind, offset)
 
     def _last_events(self) -> list[tuple[Kind, int]]:
@@ -401,14 +371,9 @@ class OutputLog:
         return index.pack()
 
     def pack(self) -> None:
-        """Pack the index of a finished execution: few are read again, and memory is saved."""
-        if self._events is None:
-            return
-        if self._events.memory_bytes > PACKED_ABOVE_BYTES or self._events.has_trimmed:
-            self._packed_events = self._events.pack()
-        else:
-            self._frozen_events = self._events.freeze()
-        self._events = None
+        """Pack a long index of a finished execution: few are read again, and memory is saved."""
+        if self._events is not None and self._events.memory_bytes > PACKED_ABOVE_BYTES:
+            self._packed_events, self._events = self._events.pack(), None
 
     def _note(self, kind: Kind, offset: int = 0, size_bytes: int = 0) -> None:
         self.events.append(kind, offset, size_bytes)
@@ -425,7 +390,7 @@ class OutputLog:
         if self._events is not None:
             index_bytes = self._events.memory_bytes
         else:
-            index_bytes = len(self._packed_events or self._frozen_events or b"")
+            index_bytes = len(self._packed_events)
         n_bytes = index_bytes + self.rich_bytes
         for log in self.streams.values():
             if log.memory.total_bytes:
@@ -461,13 +426,13 @@ class OutputLog:
         for stream, log in self.streams.items():
             log.restore(None if total_bytes is None else total_bytes.get(stream, 0))
         if packed_events:
-            self._events, self._frozen_events, self._packed_events = None, None, packed_events
+            self._events, self._packed_events = None, packed_events
         else:
             self._number_anew()
 
     def _number_anew(self) -> EventIndex:
         """Make an index for the bytes of a former daemon, whose order is unknown."""
-        self._events, self._frozen_events = EventIndex(MAX_EVENTS), None
+        self._events = EventIndex(MAX_EVENTS)
         self._events.begin_after(RESTORED_SEQUENCE)
         self.note_start()
         for stream, log in self.streams.items():

@@ -21,7 +21,11 @@ class Desk:
 
     def __init__(self) -> None:
         self.registry = Registry(
-            max_finished=10, max_memory_bytes=1 << 20, plain_seconds=60.0, kept_seconds=60.0
+            max_plain=10,
+            max_kept=10,
+            max_memory_bytes=1 << 20,
+            plain_seconds=60.0,
+            kept_seconds=60.0,
         )
         self.vacated: list[str] = []
         retention: Any = SimpleNamespace(vacate=self.vacated.append, add=self.registry.add)

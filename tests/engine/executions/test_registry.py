@@ -57,7 +57,8 @@ def registry(
     kept_seconds: float = DAY,
 ) -> Any:
     return Registry(
-        max_finished=max_finished,
+        max_plain=max_finished,
+        max_kept=max_finished,
         max_memory_bytes=max_memory_bytes,
         plain_seconds=max_seconds,
         kept_seconds=kept_seconds,

@@ -60,7 +60,7 @@ async def test_an_execution_that_takes_over_a_name_removes_the_files_of_the_form
     tmp_path: Path,
 ) -> None:
     logs = tmp_path / "state/logs"
-    async with running(tmp_path, retention_count=0) as engine:
+    async with running(tmp_path, keyed_retention_count=0) as engine:
         await named(engine, "seq 100000", "x").wait()
         assert os.listdir(logs) == ["x.stdout"]
         await named(engine, "true", "x").wait()

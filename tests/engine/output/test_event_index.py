@@ -144,7 +144,7 @@ def test_events_of_more_bytes_than_a_column_holds_are_kept_apart() -> None:
     half = 1 << 31
     index, _ = filled([(Kind.STDOUT, half)] * 9, 4)
     n_pieces = half // PIECE_BYTES
-    assert index.has_trimmed
+    assert index.trimmed_sequence
     assert [index.after(number * n_pieces, 1)[0].offset for number in range(5, 9)] == [
         number * half for number in range(5, 9)
     ]
@@ -171,7 +171,7 @@ def test_a_long_log_of_one_stream_is_merged_and_not_trimmed() -> None:
 
 def test_a_long_log_of_two_streams_loses_their_order_before_it_is_trimmed() -> None:
     index, totals = filled([(Kind.STDOUT, 10), (Kind.STDERR, 7)] * 1000, 8)
-    assert not index.has_trimmed
+    assert not index.trimmed_sequence
     for kind, total in totals.items():
         assert sum(event.size_bytes for event in index.after(0, 100) if event.kind is kind) == total
     assert not index.can_resume(1)
@@ -210,17 +210,6 @@ def test_a_packed_index_says_the_same_when_unpacked(
     assert [again.can_resume(number) for number in numbers] == [
         index.can_resume(number) for number in numbers
     ]
-    assert again.append(Kind.EXITED) == index.append(Kind.EXITED)
-    assert again.pack() == index.pack()
-
-
-@given(st.lists(ANY_EVENT, max_size=60))
-def test_a_frozen_index_says_the_same_when_thawed(events: list[tuple[Kind, int, int]]) -> None:
-    index = EventIndex(100)
-    for kind, offset, size in events:
-        index.append(kind, offset, size)
-    again = EventIndex.thaw(index.freeze(), 100)
-    assert again.after(0, 10_000) == index.after(0, 10_000)
     assert again.append(Kind.EXITED) == index.append(Kind.EXITED)
     assert again.pack() == index.pack()
 
