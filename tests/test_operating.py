@@ -42,9 +42,9 @@ def logged(source: str) -> list[tuple[str, str]]:
         if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
             continue
         name = call.func.attr
-        if not _is_logger(call.func.value) or name not in {*LEVELS, "makeRecord"}:
+        if not _is_logger(call.func.value) or name not in {*LEVELS, "log"}:
             continue
-        message = call.args[4] if name == "makeRecord" else call.args[0]
+        message = call.args[1] if name == "log" else call.args[0]
         level = LEVELS.get(name, "info")
         if isinstance(message, ast.Constant):
             found.append((_pattern(str(message.value)), level))

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 
 from execd.proc import namespaces, totals_file, tree_mark
 from execd.proc.child import Child, Lost, resolve
-from execd.proc.memory_stand_in import KilledProcess, MemoryStandIn
+from execd.proc.memory_stand_in import MemoryStandIn
 from execd.proc.messages import (
     Adopt,
     CellKilled,
@@ -150,10 +150,8 @@ class WardenClient:
         self._stand_in = MemoryStandIn(
             self.loop,
             configuration,
-            warden_pid=lambda: self.pid,
             runtime_bytes=lambda: self.runtime_bytes,
-            on_killed=self._on_killed_for_memory,
-            end_all=self._kill_warden,
+            end_all=self._end_for_memory,
         )
 
     @property
@@ -189,7 +187,7 @@ class WardenClient:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._keeper
             await self._end_warden("closed", until)
-        await self._stand_in.close()
+        self._stand_in.close()
 
     # Requests.
 
@@ -407,14 +405,10 @@ class WardenClient:
         for child in children.values():
             child.lose(Lost(survivors))
 
-    def _on_killed_for_memory(self, ended: KilledProcess) -> None:
-        """Report the kill to the execution whose marker the process had in its environment."""
+    def _end_for_memory(self) -> None:
+        """The warden is silent, and memory is nearly gone."""
         self._on_memory()
-        for child in list(self._children.values()):
-            if os.fsencode(child.marker) in ended.environment:
-                child.receive(LimitReached(child.tag, "memory", ended.rss_bytes))
-                # The warden ends the rest of the tree as soon as the warden runs again.
-                child.kill(0.0)
+        self._kill_warden()
 
     # Messages of the warden.
 

@@ -169,19 +169,21 @@ def test_memory_that_no_process_maps_is_told_and_blamed_on_none(pod: Pod, progra
     assert_untouched(pod.end(neighbour), "holding")
 
 
-def test_hog_that_stops_the_warden_ends_and_its_neighbours_do_not(pod: Pod) -> None:
+def test_hog_that_stops_the_warden_ends_with_all_user_code_and_the_daemon_lives_on(
+    pod: Pod,
+) -> None:
     """A stopped warden cannot scan, and the daemon continues the warden in vain."""
-    neighbour = pod.begin(HOLD.replace("SIZE", "50"), "holding")
     stopper = (
         "import os, time\nif os.fork() == 0:\n    while True: os.kill(1, 19)\ntime.sleep(0.3)\n"
     )
     done = pod.post(argv=["python3", "-c", stopper + HOG], timeout_seconds=30)
-    assert (done["exit_reason"], done["stdout"]) == ("memory_limit", ""), (
+    # The warden may still have had the time to end the hog by itself.
+    assert done["exit_reason"] in ("init_killed", "memory_limit"), (
         done,
         pod.daemon.log_text()[-3000:],
     )
-    assert_untouched(pod.end(neighbour), "holding")
-    assert pod.daemon.capabilities(afresh=True)["warden_restarts"] == 0
+    assert done["stdout"] == ""
+    assert pod.post(command="echo alive")["stdout"] == "alive\n"
 
 
 def test_in_gvisor_without_a_setting_the_memory_that_gvisor_shows_is_guarded_and_the_daemon_says_so(
