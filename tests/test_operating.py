@@ -117,7 +117,7 @@ def test_the_collector_reads_messages_of_all_forms() -> None:
     source = """
 log.warning("short of %s", x, extra={})
 logger.exception("failed")
-logger.handle(logger.makeRecord(logger.name, level, "", 0, "made", (), None))
+logger.log(level, "made")
 for message, port in (("one", 1), ("two", 2)):
     log.info(message)
 other.info("not a logger")
