@@ -14,7 +14,7 @@ from tests.patience import patience
 from tests.waiting import wait_until_async
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from execd.engine.disk.disk_policy import Candidate
     from execd.model import DiskExcess
@@ -29,6 +29,8 @@ class FakeVolume:
         self.is_over = self.is_unsolved = False
         self.trouble: Exception | None = None
         self.candidates: list[Candidate] = []
+        self.happens_before_look: Callable[[], None] = lambda: None
+        """Once. What a test changes at any other moment may fall between two steps of a look."""
         self.guilty: int | None = -1
         """The index of the guilty candidate."""
         self.walk_ends: threading.Event | None = None
@@ -37,6 +39,8 @@ class FakeVolume:
     def look(self) -> NextLook:
         self.n_looks += 1
         self.used_bytes += 1
+        happens, self.happens_before_look = self.happens_before_look, lambda: None
+        happens()
         if self.trouble is not None:
             trouble, self.trouble = self.trouble, None
             raise trouble
@@ -147,8 +151,12 @@ async def test_the_guilty_execution_ends_and_is_told_the_figures(made: Any) -> N
     made.warden.written = Written(1, [1, 2, 3], [9, 1, 5], [9, 1, 5], [10, 10, 10])
     made.guard.mark_running()
     await looks_again(made)
-    made.warden.written = Written(1, [1, 2, 3], [9, 2, 8], [9, 3, 7], [10, 10, 20])
-    made.volume.is_over = True
+
+    def cross() -> None:
+        made.warden.written = Written(1, [1, 2, 3], [9, 2, 8], [9, 3, 7], [10, 10, 20])
+        made.volume.is_over = True
+
+    made.volume.happens_before_look = cross
     await wait_until_async(lambda: guilty.excess is not None, 5)
     assert guilty.excess == ("base_dir_bytes", "/app", 60, 64, True)
     assert (ending.excess, innocent.excess) == (None, None)
