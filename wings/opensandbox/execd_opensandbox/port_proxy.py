@@ -286,5 +286,5 @@ async def _close_both(socket: web.WebSocketResponse, inside: ClientWebSocketResp
     for one, other in ((socket, inside), (inside, socket)):
         with contextlib.suppress(ConnectionError, TimeoutError, RuntimeError):
             async with asyncio.timeout(CLOSE_SECONDS):
-                code = other.close_code or web.WSCloseCode.OK
-                await one.close(code=code if code in SENDABLE else web.WSCloseCode.OK)
+                code = other.close_code or aiohttp.WSCloseCode.OK
+                await one.close(code=code if code in SENDABLE else aiohttp.WSCloseCode.OK)
