@@ -10,6 +10,8 @@ from tests.test_server import ROOT, TERMINATED, start
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.test_server import Daemon
 
 __all__ = ["start"]
@@ -77,16 +79,37 @@ def test_the_two_ports_of_e2b_share_their_state_and_end_together(start: Any) -> 
     assert [line for line in daemon.log if line["level"] == "error"] == []
 
 
-def test_a_dialect_that_cannot_be_imported_ends_the_start(start: Any, tmp_path: Any) -> None:
-    info = tmp_path / "mine-1.dist-info"
+def add_wing(folder: Path, opened: str) -> None:
+    """A wing that nobody has installed, for PYTHONPATH. ``opened``: the body of ``open``."""
+    info = folder / "mine-1.dist-info"
     info.mkdir()
     (info / "entry_points.txt").write_text("[execd.dialects]\nmine = mine_port\n")
-    (tmp_path / "mine_port.py").write_text(
+    other = folder / "other-1.dist-info"
+    other.mkdir()
+    (other / "entry_points.txt").write_bytes(b"[not-utf-8]\n\xff = x\n")
+    (folder / "mine_port.py").write_text(
         "import msgspec\nTITLE, NAME = 'Mine', 'mine'\n\n\n"
         "class Settings(msgspec.Struct):\n    pass\n\n\n"
-        "def open(engine, settings, context):\n    import nowhere\n"
+        "class Server:\n"
+        "    async def start(self, host, port, backlog):\n        return host, 1\n\n"
+        "    async def cleanup(self):\n        raise ValueError('mine')\n\n\n"
+        f"def open(engine, settings, context):\n    {opened}\n"
     )
+
+
+def test_a_dialect_that_cannot_be_imported_ends_the_start(start: Any, tmp_path: Path) -> None:
+    add_wing(tmp_path, "import nowhere")
     daemon = start("--dialect=mine=0", PYTHONPATH=f"{tmp_path}:{ROOT}")
     wait_until(lambda: daemon.process.poll() is not None, 20)
     assert daemon.process.returncode == 1
     assert "--dialect: Mine: No module named 'nowhere'" in daemon.log_path.read_text()
+
+
+def test_a_port_that_fails_to_close_changes_no_exit_code(start: Any, tmp_path: Path) -> None:
+    add_wing(tmp_path, "return Server()")
+    daemon = start("--dialect=mine=0", "--sessions=off", PYTHONPATH=f"{tmp_path}:{ROOT}")
+    daemon.wait_ready()
+    assert daemon.stop() == TERMINATED
+    [error] = [line for line in daemon.log if line["level"] == "error"]
+    assert error["message"] == "a port did not close in order"
+    assert "ValueError: mine" in error["exception"]

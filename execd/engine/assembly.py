@@ -334,7 +334,9 @@ def _find_volumes(config: Config) -> list[Volume]:
 
 def _find_pod_memory(config: Config) -> PodMemory:
     memory = pod_memory.find(config.pod_memory_bytes)
-    if memory.source in ("node", "unknown"):
+    if memory.source == "unknown":
+        log.warning("nothing guards the pod's memory: /proc/meminfo cannot be read")
+    elif memory.source == "node":
         log.warning(
             "the pod's memory limit is unknown, so only the node's memory is guarded: set "
             "EXECD_POD_MEMORY_BYTES to the pod's memory limit"

@@ -15,6 +15,7 @@ A reply that was not read to its end is judged as far as it was read.
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import threading
@@ -168,8 +169,11 @@ class Contract:
     def _of_json(self, schema: dict[str, Any], reply: Reply) -> Iterator[str]:
         if not reply.is_whole or len(reply.content) > MAX_BODY_BYTES:
             return
+        content = reply.content
+        if reply.headers.get("content-encoding") == "gzip":
+            content = gzip.decompress(content)
         try:
-            value = json.loads(reply.content)
+            value = json.loads(content)
         except ValueError:
             yield f"the body is no JSON: {bytes(reply.content[:100])!r}"
         else:

@@ -159,7 +159,9 @@ def test_30_000_small_files_are_seen_in_time(own_daemon: Callable[..., Target]) 
     )
     done = pod.run(f"cat > program.py << 'END'\n{program}\nEND\npython3 program.py")
     assert done["exit_reason"] == "disk_limit", done
-    assert limit_mib * 7 // 8 <= pod.used_mib() < limit_mib
+    # Other tests write to this file system meanwhile. Where walks are slow their growth counts, up
+    # to what the program itself has written: the end may come before seven eighths are full.
+    assert limit_mib // 2 <= pod.used_mib() < limit_mib
 
 
 def test_programs_that_write_nothing_outlive_a_crossing(pod: Pod) -> None:

@@ -182,42 +182,51 @@ async def test_orphans_are_reaped(wardens: Wardens, client: WardenClient) -> Non
     assert program.text == "left: 0\n"
 
 
-# Trees. Each script prints "ready" when the tree is complete; all processes sleep for SECONDS.
+# Trees, each with the number of its processes that sleep for SECONDS or are stopped. Only then is
+# the tree complete: "ready" may come before an orphan's children, and late comers get no TERM.
 TREES = {
-    "one": "echo ready; exec sleep SECONDS",
-    "group": "sleep SECONDS & sleep SECONDS & sleep SECONDS & echo ready; wait",
+    "one": (1, "echo ready; exec sleep SECONDS"),
+    "group": (3, "sleep SECONDS & sleep SECONDS & sleep SECONDS & echo ready; wait"),
     "sessions": (
+        4,
         "setsid sleep SECONDS & setsid setsid sleep SECONDS & "
-        "(setsid sh -c 'sleep SECONDS & sleep SECONDS') & echo ready; wait"
+        "(setsid sh -c 'sleep SECONDS & sleep SECONDS') & echo ready; wait",
     ),
     "double forked": (
+        4,
         "(setsid sh -c '(setsid sleep SECONDS &) ; (sleep SECONDS &)' &) ; (sleep SECONDS &) ; "
-        "echo ready; sleep SECONDS"
+        "echo ready; sleep SECONDS",
     ),
     "without its leader": (
-        "(setsid sh -c '(setsid sleep SECONDS &) ; sleep SECONDS' &) ; echo ready"
+        2,
+        "(setsid sh -c '(setsid sleep SECONDS &) ; sleep SECONDS' &) ; echo ready",
     ),
     "without an environment": (
+        4,
         "(env -i setsid sleep SECONDS &) ; "
-        "(setsid env -i sh -c 'sleep SECONDS & sleep SECONDS' &) ; echo ready; sleep SECONDS"
+        "(setsid env -i sh -c 'sleep SECONDS & sleep SECONDS' &) ; echo ready; sleep SECONDS",
     ),
     "deaf to TERM": (
+        3,
         "trap '' TERM; sleep SECONDS & (setsid sleep SECONDS &) ; echo ready; "
-        "while :; do sleep SECONDS; done"
+        "while :; do sleep SECONDS; done",
     ),
     "stopped": (
+        4,
         "sleep SECONDS & kill -STOP $!; "
         "setsid sh -c 'sleep SECONDS & kill -STOP $!; kill -STOP $$' & echo ready; "
-        "kill -STOP $$; sleep SECONDS"
+        "kill -STOP $$; sleep SECONDS",
     ),
     "stopped, with orphans": (
+        4,
         "sleep SECONDS & kill -STOP $!; "
         "(setsid sh -c 'sleep SECONDS & kill -STOP $!; kill -STOP $$' &) ; echo ready; "
-        "kill -STOP $$; sleep SECONDS"
+        "kill -STOP $$; sleep SECONDS",
     ),
     "forking on": (
+        1,
         "f() { (setsid sh -c 'sleep SECONDS & exec sleep SECONDS' &) ; }; trap '' TERM; "
-        "echo ready; while :; do f; sleep 0.005; done"
+        "echo ready; while :; do f; sleep 0.005; done",
     ),
 }
 
@@ -239,9 +248,10 @@ async def test_a_kill_leaves_nothing_of_a_tree(
     wardens: Wardens, client: WardenClient, tree: str, *, has_grace: bool
 ) -> None:
     token = new_token()
-    program = await wardens.run(client, TREES[tree].replace("SECONDS", token))
+    n_at_rest, script = TREES[tree]
+    program = await wardens.run(client, script.replace("SECONDS", token))
     await program.says("ready")
-    await wait_until_async(lambda: living(f"sleep {token}"))
+    await wait_until_async(lambda: len(at_rest(token)) >= n_at_rest)
     obeys = tree not in ("deaf to TERM", "forking on")
     # A tree that obeys has ended long before.
     killed = await kill(program, (20.0 if obeys else 0.15) if has_grace else 0.0)
@@ -255,13 +265,15 @@ async def test_a_kill_leaves_nothing_of_a_tree(
         assert (await exit_of(program)).term_signal in term_signals
 
 
-def sleeping(token: str) -> list[int]:
-    """Pids of the processes ``sleep TOKEN``. ``living`` also finds shells with the token in their
-    command line, before or beside the sleep."""
+def at_rest(token: str) -> list[int]:
+    """Pids of the processes ``sleep TOKEN``, and of stopped ones, which may have begun no sleep.
+    ``living`` also finds shells with the token in their command line, before or beside the sleep.
+    """
     found = []
     for pid in living(token):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if psutil.Process(pid).cmdline() == ["sleep", token]:
+            process = psutil.Process(pid)
+            if process.cmdline() == ["sleep", token] or process.status() == psutil.STATUS_STOPPED:
                 found.append(pid)
     return sorted(found)
 
@@ -277,11 +289,11 @@ async def test_a_kill_of_one_tree_leaves_the_one_beside_it_alone(
     programs = [await wardens.run(client, script.replace("SECONDS", token)) for token in tokens]
     for program, token in zip(programs, tokens, strict=True):
         await program.says("ready")
-        await wait_until_async(lambda token=token: len(sleeping(token)) == 3)  # type: ignore[misc]
-    before = sleeping(tokens[1])
+        await wait_until_async(lambda token=token: len(at_rest(token)) == 3)  # type: ignore[misc]
+    before = at_rest(tokens[1])
     await kill(programs[0])
     assert living(tokens[0]) == []
-    assert sleeping(tokens[1]) == before
+    assert at_rest(tokens[1]) == before
     await kill(programs[1])
     assert living(tokens[1]) == []
 
@@ -763,7 +775,7 @@ async def test_many_trees_are_killed_at_once_while_the_warden_answers(wardens: W
 async def test_nothing_outlives_the_daemons_end_of_the_socket(wardens: Wardens) -> None:
     token = new_token()
     async with wardens.start() as client:
-        program = await wardens.run(client, TREES["double forked"].replace("SECONDS", token))
+        program = await wardens.run(client, TREES["double forked"][1].replace("SECONDS", token))
         await program.says("ready")
         await wait_until_async(lambda: len(living(f"sleep {token}")) >= 4)
     if is_gvisor():  # the init of a namespace may be gone before the others are

@@ -20,6 +20,7 @@ from execd.model import DiskExcess
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
+    from execd.engine.disk.disk_policy import NextLook
     from execd.engine.disk.volume import Volume
     from execd.engine.executions.execution import Execution
     from execd.proc.client import WardenClient
@@ -103,7 +104,7 @@ class DiskGuard:
                         else:
                             pause_seconds = 0.0
                     volume.judge_estimate(tally.since_walk_bytes)
-                    await self._judge(volume, tally, is_near=look.is_near)
+                    await self._judge(volume, tally, look)
                 except OSError:  # the directory is gone, or its disk is
                     pause_seconds = TROUBLE_SECONDS
                 except Exception:  # a fault of the guard must not leave the pod without a guard
@@ -118,13 +119,15 @@ class DiskGuard:
             if walk is not None:
                 walk.cancel()
 
-    async def _judge(self, volume: Volume, tally: _Tally, *, is_near: bool) -> None:
+    async def _judge(self, volume: Volume, tally: _Tally, look: NextLook) -> None:
         if volume.is_over and tally.before is not None:
+            # The trees were read before the walk, and the walk finds what they wrote meanwhile.
+            tally.add(await self._warden.read_written(is_urgent=True))
             await self._end_writer(volume, tally.trees, tally.before)
-        if not volume.is_unsolved:
-            # As long as nobody is known to have filled the directory, the figures count from the
-            # crossing on.
-            is_near = is_near or volume.is_over
+        # The figures count from the crossing on as long as nobody is known to have filled the
+        # directory, and as long as a walk is to tell whether there was a crossing.
+        if not volume.is_unsolved and (tally.before is None or not look.is_due):
+            is_near = look.is_near or volume.is_over
             tally.before = _Snapshot(volume.used_bytes, tally.trees) if is_near else None
 
     async def _rest_when_idle(self) -> None:

@@ -102,6 +102,9 @@ class NextLook(NamedTuple):
     needs_walk: bool
     is_near: bool
     """A decision may be near: what the trees have written should be known as of this look."""
+    is_due: bool
+    """The estimate is over the bound of the decision: the crossing may lie before this look, and
+    only a walk will tell."""
     pause_seconds: float
     """The time until the next look."""
 
@@ -193,13 +196,17 @@ class DiskPolicy:
         self._uploaded_since_look = 0
         room = self._decision_bytes - self.estimated_bytes
         pause = min(max(room / FILL_BYTES_PER_SECOND, LOOK_SECONDS[0]), LOOK_SECONDS[1])
-        return NextLook(self._needs_walk(now), self._is_near, pause)
+        return NextLook(self._needs_walk(now), self._is_near, self._is_due, pause)
 
     @property
     def _is_near(self) -> bool:
         room = (self.limit_bytes - self.threshold_bytes) // 2
         near_bytes = min(self._worth_bytes, self._decision_bytes - room)
         return self.is_over or self.estimated_bytes >= near_bytes
+
+    @property
+    def _is_due(self) -> bool:
+        return self.estimated_bytes > self._decision_bytes
 
     @property
     def file_system_bytes(self) -> int:
@@ -217,8 +224,7 @@ class DiskPolicy:
             return True
         since = now - self._walked_at
         if self.estimated_bytes >= self._worth_bytes:
-            is_due = self.estimated_bytes > self._decision_bytes
-            return since >= self._walk_seconds * (1.0 if is_due else URGENT_FACTOR)
+            return since >= self._walk_seconds * (1.0 if self._is_due else URGENT_FACTOR)
         if since < self._walk_seconds * REGULAR_FACTOR:
             return False
         hidden = self.estimated_bytes + self._fallen >= self._worth_bytes

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from execd.engine.disk.disk_guard import DiskGuard
-from execd.engine.disk.disk_policy import BlamedTree, NextLook
+from execd.engine.disk.disk_policy import BlamedTree, Candidate, NextLook
 from execd.proc.messages import Written
 from tests.patience import patience
 from tests.waiting import wait_until_async
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
-    from execd.engine.disk.disk_policy import Candidate
     from execd.model import DiskExcess
 
 
@@ -26,24 +25,32 @@ class FakeVolume:
 
     def __init__(self) -> None:
         self.n_looks = self.n_walks = 0
-        self.is_over = self.is_unsolved = False
+        self.is_over = self.is_unsolved = self.is_due = False
         self.trouble: Exception | None = None
         self.candidates: list[Candidate] = []
+        self.happens_before_look: Callable[[], None] = lambda: None
+        """Once. What a test changes at any other moment may fall between two steps of a look."""
         self.guilty: int | None = -1
         """The index of the guilty candidate."""
+        self.walks_at = {1}
+        """Looks that need a walk."""
+        self.happens_in_walk: Callable[[], None] = lambda: None
         self.walk_ends: threading.Event | None = None
         self.judged: list[int] = []
 
     def look(self) -> NextLook:
         self.n_looks += 1
         self.used_bytes += 1
+        happens, self.happens_before_look = self.happens_before_look, lambda: None
+        happens()
         if self.trouble is not None:
             trouble, self.trouble = self.trouble, None
             raise trouble
-        return NextLook(self.n_looks == 1, True, 0.001)
+        return NextLook(self.n_looks in self.walks_at, True, self.is_due, 0.001)
 
     def walk(self) -> None:
         self.n_walks += 1
+        self.happens_in_walk()
         if self.walk_ends is not None:
             self.walk_ends.wait()
 
@@ -147,8 +154,12 @@ async def test_the_guilty_execution_ends_and_is_told_the_figures(made: Any) -> N
     made.warden.written = Written(1, [1, 2, 3], [9, 1, 5], [9, 1, 5], [10, 10, 10])
     made.guard.mark_running()
     await looks_again(made)
-    made.warden.written = Written(1, [1, 2, 3], [9, 2, 8], [9, 3, 7], [10, 10, 20])
-    made.volume.is_over = True
+
+    def cross() -> None:
+        made.warden.written = Written(1, [1, 2, 3], [9, 2, 8], [9, 3, 7], [10, 10, 20])
+        made.volume.is_over = True
+
+    made.volume.happens_before_look = cross
     await wait_until_async(lambda: guilty.excess is not None, 5)
     assert guilty.excess == ("base_dir_bytes", "/app", 60, 64, True)
     assert (ending.excess, innocent.excess) == (None, None)
@@ -191,6 +202,38 @@ async def test_the_log_tells_whether_a_tree_was_ended(
         (each.__dict__["has_ended_tree"], each.__dict__["execution_id"]) for each in caplog.records
     ]
     assert told == [(False, None), (True, "x1")]
+
+
+async def test_bytes_that_the_walk_finds_and_the_look_before_did_not_are_known_to_the_judge(
+    made: Any,
+) -> None:
+    def write() -> None:
+        if made.volume.n_walks == 2:
+            made.warden.written, made.volume.is_over = Written(1, [1], [5], [5], [0]), True
+
+    made.live, made.warden.written = [FakeExecution(1)], Written(1, [1], [0], [0], [0])
+    made.volume.walks_at, made.volume.happens_in_walk = {1, 2}, write
+    made.guard.mark_running()
+    await wait_until_async(lambda: made.volume.candidates != [], 5)
+    assert made.volume.candidates == [Candidate(1, 5, 5, 0)]
+
+
+async def test_a_crossing_during_a_walk_counts_from_the_look_before_the_crossing(
+    made: Any,
+) -> None:
+    made.live, made.warden.written = [FakeExecution(1)], Written(1, [1], [1], [1], [0])
+    made.guard.mark_running()
+    await looks_again(made)
+
+    def cross() -> None:
+        made.volume.is_due, made.warden.written = True, Written(1, [1], [5], [5], [0])
+
+    made.volume.happens_before_look = cross
+    await looks_again(made)
+    await looks_again(made)
+    made.volume.is_over = True
+    await wait_until_async(lambda: made.volume.candidates != [], 5)
+    assert made.volume.candidates == [Candidate(1, 4, 4, 0)]
 
 
 async def test_a_tree_without_an_execution_ends_by_its_tag(made: Any) -> None:

@@ -37,7 +37,8 @@ class Disk:
     def look(self, *, after_seconds: float = 1.0) -> bool:
         """Whether the look asks for a walk."""
         self.now += after_seconds
-        self.needs_walk, _, self.pause_seconds = self.policy.record_look(self.now, self.file_system)
+        look = self.policy.record_look(self.now, self.file_system)
+        self.needs_walk, self.pause_seconds = look.needs_walk, look.pause_seconds
         return self.needs_walk
 
     def walk(self, busy_seconds: float = 0.1) -> bool:
@@ -353,20 +354,24 @@ def test_bytes_that_are_written_during_a_walk_count_once(
     assert disk.policy.estimated_bytes == (estimated_mib + 100) * MIB
 
 
-def test_a_look_tells_when_a_decision_may_be_near(disk: Disk) -> None:
-    def is_near() -> bool:
+def test_a_look_tells_whether_a_decision_may_be_near_or_is_due(disk: Disk) -> None:
+    def look() -> tuple[bool, bool]:
         disk.now += 1
-        return disk.policy.record_look(disk.now, disk.file_system).is_near
+        look = disk.policy.record_look(disk.now, disk.file_system)
+        return look.is_near, look.is_due
 
-    assert not is_near()
+    assert look() == (False, False)
     disk.used_bytes += 360 * MIB
-    assert is_near()
+    assert look() == (True, False)
     disk.walk()
-    assert not is_near()
+    assert look() == (False, False)
     disk.used_bytes += 310 * MIB
     disk.walk()
-    assert is_near(), "half a reserve below the bound"
-    disk.used_bytes += 40 * MIB
+    assert look() == (True, False), "half a reserve below the bound"
+    disk.used_bytes += 30 * MIB
+    assert look() == (True, False), "just at the bound"
+    disk.used_bytes += 10 * MIB
+    assert look() == (True, True)
     disk.walk()
     assert disk.policy.is_over
-    assert is_near()
+    assert look() == (True, True)

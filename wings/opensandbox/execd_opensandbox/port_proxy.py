@@ -15,8 +15,8 @@ import contextlib
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-import aiohttp
-from aiohttp import WSCloseCode, WSMsgType, web
+import aiohttp  # the client half is loaded at the first use: lean_imports of execd
+from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -275,9 +275,9 @@ async def _pass_messages(
 ) -> None:
     """Pass messages on, until ``source`` has closed."""
     async for message in source:
-        if message.type is WSMsgType.TEXT:
+        if message.type is web.WSMsgType.TEXT:
             await target.send_str(message.data)
-        elif message.type is WSMsgType.BINARY:
+        elif message.type is web.WSMsgType.BINARY:
             await target.send_bytes(message.data)
 
 
@@ -286,5 +286,5 @@ async def _close_both(socket: web.WebSocketResponse, inside: ClientWebSocketResp
     for one, other in ((socket, inside), (inside, socket)):
         with contextlib.suppress(ConnectionError, TimeoutError, RuntimeError):
             async with asyncio.timeout(CLOSE_SECONDS):
-                code = other.close_code or WSCloseCode.OK
-                await one.close(code=code if code in SENDABLE else WSCloseCode.OK)
+                code = other.close_code or aiohttp.WSCloseCode.OK
+                await one.close(code=code if code in SENDABLE else aiohttp.WSCloseCode.OK)
