@@ -83,7 +83,7 @@ BURST_TASKS, BURST_TASKS_IN_GVISOR = 64, 24
 # freeze of a bomb that is not over its limit yet ends with a thaw, and in gVisor each thaw is a
 # risk.
 BRAKE_BURST_TASKS_IN_GVISOR = 2 * BURST_TASKS_IN_GVISOR
-# No limit of processes in a quick start is larger (``_quick_starts.c``).
+# No limit of processes in a start is larger (``_starts.c``).
 MOST_LIMIT = (1 << 31) - 1
 # A rise is this growth since the last count. In gVisor a rise already forbids reading /proc until
 # the next count, since a read waits like any system call. In both kernels a rise delays the
@@ -190,21 +190,15 @@ class ForkBombs:
     def _is_rise(self, n_tasks: int) -> bool:
         return n_tasks - self._last_count > RISING_TASKS
 
-    def brake_room(self, n_tasks: int, next_limit: int | None = None) -> int:
+    def brake_room(self, n_tasks: int) -> int:
         """By how many tasks ``n_tasks`` may grow until the next count before the brake stops
-        everything; 0: without end, since no job has a limit.
-
-        ``next_limit``: the limit of processes of a job that is about to begin; None: no job is.
-        """
+        everything; 0: without end, since no job has a limit."""
         limit = self._jobs.lowest_process_limit
-        is_next = next_limit is not None
-        if next_limit and (not limit or next_limit < limit):
-            limit = next_limit
         if not limit:
             return 0
         if self._in_gvisor:
             return BRAKE_BURST_TASKS_IN_GVISOR
-        base, spare = self._brake_figures(n_tasks, len(self._jobs) + is_next)
+        base, spare = self._brake_figures(n_tasks, len(self._jobs))
         return max(base + limit, 0) + spare
 
     def brake_figures(self, n_tasks: int) -> BrakeFigures:

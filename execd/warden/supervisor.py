@@ -39,12 +39,11 @@ if TYPE_CHECKING:
 
     from execd.proc.channel import Channel
     from execd.proc.memory import Account
-    from execd.proc.messages import Spawn
     from execd.proc.task_meter import TaskMeter
     from execd.warden.brake import Brake
     from execd.warden.fork_bombs import BrakeFigures
     from execd.warden.job import Job
-    from execd.warden.quick_starts import Outcome
+    from execd.warden.starts import Outcome
 
 SLICE_SECONDS = 0.02
 # Pause between two freezes because of refused forks. A limit of processes outside of this namespace
@@ -92,8 +91,6 @@ class Supervisor:
         self._brake = brake
         self._brake_order: tuple[int, int, float] | None = None
         """What the brake was told last: see ``Brake.arm``. None: the brake is released."""
-        self._is_armed_for_spawn = False
-        """Whether nothing but the latest start has armed the brake."""
         self._next_freeze_for_room = 0.0
         self._held_tags: set[int] = set()
         """Tags of the jobs that the last thaw continues slowly."""
@@ -301,7 +298,7 @@ class Supervisor:
             or (self._brake is not None and self._brake.may_have_fired)
         )
 
-    def work_beside_quick_starts(self, now: float) -> bool:
+    def work_beside_starts(self, now: float) -> bool:
         """Do the due work that needs no job of a program in flight: a count that is no reason to
         act, and a sample of memory. Returns whether no other work is due. Call while ``is_calm``.
 
@@ -324,22 +321,9 @@ class Supervisor:
             return False
         return self.next_due > now
 
-    def arm_for_spawn(self, request: Spawn) -> None:
-        """Arm the brake for a program that is about to start: the program may be a bomb that grows
-        before the next count."""
-        self._is_armed_for_spawn = self._brake_order is None
-        if self._is_armed_for_spawn:
-            self._arm_by_count(*self._meter.read(), request.processes)
-
-    def record_early_end(self, pid: int) -> None:
-        """Forget the start of a program that has ended and has left nothing (``early_end``)."""
-        self._meter.forget(1, pid)
-        if self._is_armed_for_spawn:
-            self._release_brake()
-
     def brake_figures(self) -> BrakeFigures | None:
-        """For quick starts: how to arm the brake for a start, as ``arm_for_spawn`` would. None: the
-        brake is armed, or there is none."""
+        """How to arm the brake for a start: the program may be a bomb that grows before the next
+        count. None: the brake is armed, or there is none."""
         if self._brake is None or self._brake_order is not None:
             return None
         if self.jobs.lowest_process_limit:  # a job that has just begun
@@ -347,9 +331,9 @@ class Supervisor:
             return None
         return self._bombs.brake_figures(self._meter.max_tasks())
 
-    def record_quick_starts(self, outcome: Outcome) -> None:
-        """Take over the figures and the brake after quick starts, and after the caller has added
-        the jobs."""
+    def record_starts(self, outcome: Outcome) -> None:
+        """Take over the figures and the brake after starts, and after the caller has added the
+        jobs."""
         if outcome.n_forgotten and not self._meter.is_exact:
             self._meter.forget(outcome.n_forgotten, outcome.newest_pid)
         if outcome.brake_order is not None:
@@ -358,15 +342,15 @@ class Supervisor:
             if not self.jobs.lowest_process_limit:
                 self._release_brake()
 
-    def _arm_by_count(self, n_tasks: int, position: int, next_limit: int | None = None) -> None:
+    def _arm_by_count(self, n_tasks: int, position: int) -> None:
         """Have the brake stop everything after as many more tasks as ``brake_room`` allows, or when
         the next count is late. Releases the brake if no job has a limit.
 
-        ``n_tasks``, ``position``: of ``TaskMeter.read``. ``next_limit``: see ``brake_room``.
+        ``n_tasks``, ``position``: of ``TaskMeter.read``.
         """
         if self._brake is None:
             return
-        room = self._bombs.brake_room(n_tasks, next_limit)
+        room = self._bombs.brake_room(n_tasks)
         if not room:
             self._release_brake()
             return

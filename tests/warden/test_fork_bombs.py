@@ -260,9 +260,15 @@ def test_the_brake_gets_room_for_a_limit_a_few_tasks_for_each_job_and_a_burst() 
     assert found.brake_room(5000) == BURST_TASKS, (
         "a crowd that is not explained yet may still grow a little"
     )
-    assert found.brake_room(100, LIMIT // 2) == LIMIT // 2 + 16 + BURST_TASKS
-    assert found.brake_room(100, LIMIT * 2) == LIMIT + 16 + BURST_TASKS
-    assert found.brake_room(100, 0) == LIMIT + 16 + BURST_TASKS, "the new job has no limit"
+
+
+def test_a_start_gets_the_room_that_a_job_with_its_limit_would_have() -> None:
+    at_rest, beside_a_job = bombs(job(limit=0)), bombs(job(limit=0), job(tag=2))
+    for found in (at_rest, beside_a_job):
+        found.record_scan([], 100)
+    for n_tasks in (100, 150, 5000):
+        base, spare = at_rest.brake_figures(n_tasks)
+        assert max(base + LIMIT, 0) + spare == beside_a_job.brake_room(n_tasks)
 
 
 def test_the_next_look_may_not_be_late_once_a_tree_may_be_over_its_limit() -> None:
@@ -274,5 +280,3 @@ def test_the_next_look_may_not_be_late_once_a_tree_may_be_over_its_limit() -> No
 
 def test_without_a_limit_the_brake_is_released() -> None:
     assert bombs(job(limit=0)).brake_room(30_000) == 0
-    assert bombs(job(limit=0)).brake_room(30_000, 0) == 0
-    assert bombs(job(limit=0)).brake_room(100, LIMIT) > 0

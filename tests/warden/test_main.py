@@ -125,9 +125,9 @@ async def test_the_pid_is_as_the_program_sees_it(wardens: Wardens, client: Warde
         ({"program": b"no block"}, "request", errno.EINVAL),
         ({"cwd": "/no/such/directory"}, "cwd", errno.ENOENT),
         ({"uid": -1}, "request", 0),
-        ({"stdio": [NULL_DEVICE, 0, 7]}, "request", 0),
-        ({"stdio": [NULL_DEVICE, 0, -2]}, "request", 0),
-        ({"stdio": []}, "request", 0),
+        ({"stdio": [NULL_DEVICE, 0, 7]}, "request", errno.EINVAL),
+        ({"stdio": [NULL_DEVICE, 0, -2]}, "request", errno.EINVAL),
+        ({"stdio": []}, "request", errno.EINVAL),
         ({"limits": [[999, 1, 1]]}, "limits", errno.EINVAL),
     ],
 )
