@@ -350,9 +350,7 @@ async def test_a_program_that_obeys_term_is_not_killed(
     assert "bye" in program.text
 
 
-async def test_a_program_that_lives_on_after_a_quick_start_is_a_job(
-    wardens: Wardens, client: WardenClient
-) -> None:
+async def test_a_program_that_lives_on_is_a_job(wardens: Wardens, client: WardenClient) -> None:
     # The loop starts the first program, because the spawn watch sleeps.
     for _ in range(2):
         ended = await wardens.run(client, "exit 3", announce=False)
