@@ -25,6 +25,7 @@ from execd.warden.starts import Starts
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
 
+    from execd.proc.kernel_traits import KernelTraits
     from execd.proc.memory import Account
     from execd.proc.messages import Spawn
     from execd.warden.own_peak import OwnPeak
@@ -51,26 +52,21 @@ class Launcher:
         channel: int,
         child_signals: int,
         loadavg_fd: int,
-        within_seconds: float,
-        look_pause_seconds: float,
+        traits: KernelTraits,
         oom_score: spawn.OomScore | None,
         former_limits: Sequence[spawn.Limit],
         leads_session: bool,
-        reads_starts: bool,
     ) -> None:
         """``leaders``: pids of the programs that run and are not reaped yet.
 
         ``make_room`` ends a fork bomb, if there is a bomb, and reaps ended children.
-        ``reads_starts``: read each program's start from /proc, instead of an estimate by the
-        monotonic clock. In gVisor a start in /proc counts by the time of day, which jumps and
-        drifts: by a wrong estimate all descendants look older than the program. The others: see
-        ``Starts``.
+        The others: see ``Starts``.
         """
         self._supervisor = supervisor
         self._make_room = make_room
         self._own_peak = own_peak
         self._leads_session = leads_session
-        self._reads_starts = reads_starts
+        self._traits = traits
         self._spawn_watch = SpawnWatch(leaders)
         self._account: Account | None = None
         """Of the latest program that ``start`` has started, opened before the process existed."""
@@ -78,8 +74,7 @@ class Launcher:
             channel=channel,
             child_signals=child_signals,
             loadavg_fd=loadavg_fd,
-            within_seconds=within_seconds,
-            look_pause_seconds=look_pause_seconds,
+            traits=traits,
             leads_session=leads_session,
             oom_score=oom_score,
             former_limits=former_limits,
@@ -128,8 +123,11 @@ class Launcher:
     def make_job(self, request: Spawn, program: StartedProgram, descriptors: list[int]) -> Job:
         """Return the job of a started program that nobody has reaped yet. ``descriptors``: of the
         request, still open."""
-        # The process is there, if only as a zombie: only the warden's loop waits for children.
-        leader = process_tree.read_process(program.pid) if self._reads_starts else None
+        leader = None
+        if not self._traits.starts_follow_monotonic_clock:
+            # By a wrong estimate all descendants look older than the program. The process is there,
+            # if only as a zombie: only the warden's loop waits for children.
+            leader = process_tree.read_process(program.pid)
         account = self._account
         if account is None or account.tag != request.tag:
             account = self._supervisor.memory.open_account(request.tag, request.memory_bytes)

@@ -43,7 +43,7 @@ import time
 from typing import TYPE_CHECKING
 
 from execd.kernel import process_name
-from execd.proc import process_tree, self_process, spawn
+from execd.proc import kernel_traits, process_tree, self_process, spawn
 from execd.proc.channel import Channel, Closed
 from execd.proc.messages import (
     Adopt,
@@ -94,21 +94,6 @@ SOCKET_FD = 3
 IDLE_SECONDS = 3600.0
 MESSAGES_PER_TURN = 32
 
-# A program that ends within this time is reported by one message, Exited, instead of Spawned and
-# Exited. Each message costs both sides a wake-up. In gVisor `true` takes 3 to 6 ms.
-ANNOUNCE_SECONDS, ANNOUNCE_SECONDS_IN_GVISOR = 0.0015, 0.008
-
-# As long as nothing but starts come, a program has this time to end. Nobody waits for the end:
-# further programs start meanwhile. With 0.0015 most of 16 programs at once live too long.
-FLIGHT_SECONDS, FLIGHT_SECONDS_IN_GVISOR = 0.004, 0.05
-# In gVisor a program of a crowd takes that long, and each job costs a millisecond. A program that
-# waits is worth a job earlier: the daemon starts the next program when the warden has found a job
-# waiting (``startup_watch``). gVisor counts CPU time by ticks of 10 ms.
-LOOK_PAUSE_SECONDS_IN_GVISOR = 0.012
-# Work that needs a job of each program waits so long for the programs in flight to end. No program
-# begins meanwhile. With 0.008 a scan makes jobs of twice as many programs of a crowd.
-DRAIN_SECONDS_IN_GVISOR = 0.025
-
 # How long a subreaper kills leftover processes after the daemon's end.
 SWEEP_SECONDS = 5.0
 
@@ -133,12 +118,13 @@ class Warden:
         self._adoptions = PendingAdoptions(self._poll)
         meter = TaskMeter()
         is_init = os.getpid() == 1
-        timing = brake.GVISOR_TIMING if meter.is_exact else brake.NATIVE_TIMING
+        self._traits = traits = kernel_traits.find()
         self._supervisor = Supervisor(
             channel,
             meter,
+            traits,
             # Without a PID namespace the brake would stop the user's machine.
-            brake.Brake(meter.loadavg_fd, timing) if is_init else None,
+            brake.Brake(meter.loadavg_fd, traits) if is_init else None,
             is_init=is_init,
             has_pending_adoptions=lambda: bool(self._adoptions),
         )
@@ -146,7 +132,6 @@ class Warden:
         self._child_signals = spawn.open_child_signals()  # open for life
         self._poll.register(self._child_signals, select.POLLIN)
         self._own_peak = OwnPeak()
-        in_gvisor = meter.is_exact
         self._launcher = Launcher(
             self._supervisor,
             self._leaders,
@@ -155,21 +140,15 @@ class Warden:
             channel=channel.fileno(),
             child_signals=self._child_signals,
             loadavg_fd=meter.loadavg_fd,
-            within_seconds=FLIGHT_SECONDS_IN_GVISOR if in_gvisor else FLIGHT_SECONDS,
-            look_pause_seconds=LOOK_PAUSE_SECONDS_IN_GVISOR if in_gvisor else 0.0,
+            traits=traits,
             oom_score=oom_score,
             former_limits=former_limits,
-            # gVisor sends SIGHUP to an orphaned process group when one member ends while another is
-            # stopped, and a freeze stops everything. (Linux does so only when the group becomes an
-            # orphan: setpgid(2).) A group is no orphan while the leader's parent, the warden, is in
-            # the same session. A program with a terminal needs a session of its own all the same.
-            leads_session=not (in_gvisor and is_init),
-            reads_starts=in_gvisor,
+            # A freeze stops everything. A group is no orphan while the leader's parent, the warden,
+            # is in the same session. A program with a terminal needs a session of its own all the
+            # same.
+            leads_session=not (traits.hangs_up_stopped_groups and is_init),
         )
         self._starts = self._launcher.starts
-        # Linux adds the written bytes of an ended child to those of the parent; gVisor does not.
-        self._parents_inherit = not meter.is_exact
-        self._announce_seconds = ANNOUNCE_SECONDS_IN_GVISOR if meter.is_exact else ANNOUNCE_SECONDS
         self._startup_watch = StartupWatch()
         self._traced_stops = TracedStops()
         self._is_awaiting_room = False
@@ -178,7 +157,7 @@ class Warden:
             HangupGuard(
                 self._leaders, self._supervisor, self._launcher.add_orphan, self._reap_child
             )
-            if meter.is_exact and is_init
+            if traits.hangs_up_stopped_groups and is_init
             else None
         )
 
@@ -301,7 +280,7 @@ class Warden:
                         sequence,
                         self._jobs.values(),
                         may_read=self._supervisor.may_read(),
-                        parents_inherit=self._parents_inherit,
+                        parents_inherit=self._traits.adds_written_bytes_to_parent,
                     )
                 )
                 if is_urgent:
@@ -351,7 +330,8 @@ class Warden:
         while until and starts.has_in_flight and self._help_beside(outcome):
             outcome = starts.go_on(self._due())
         if until and starts.has_in_flight and self._may_drain(outcome):
-            outcome = starts.go_on(time.monotonic() + DRAIN_SECONDS_IN_GVISOR, may_start=False)
+            drained_at = time.monotonic() + self._traits.drain_seconds
+            outcome = starts.go_on(drained_at, may_start=False)
         woken_at = time.monotonic()
         self._has_more_to_reap |= outcome.has_more
         for program in (*outcome.programs, *starts.take_all()):
@@ -530,7 +510,7 @@ class Warden:
 
     def _announce_starts(self, now: float) -> None:
         for tag, job in list(self._unannounced.items()):
-            if job.spawned_at + self._announce_seconds > now:
+            if job.spawned_at + self._traits.announce_seconds > now:
                 break  # later entries were spawned later
             assert job.reaped_at is None, "the reaping removes the entry"
             del self._unannounced[tag]
@@ -549,7 +529,7 @@ class Warden:
                 due = min(due, self._startup_watch.due)
         if self._unannounced:
             oldest = next(iter(self._unannounced.values()))
-            due = min(due, oldest.spawned_at + self._announce_seconds)
+            due = min(due, oldest.spawned_at + self._traits.announce_seconds)
         return due
 
     def _run_due_work(self) -> None:

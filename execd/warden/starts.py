@@ -41,13 +41,13 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from execd.proc import message_codec, packed_messages, spawn
-from execd.proc.task_meter import is_gvisor
 from execd.warden.own_peak import KIB
 from execd.warden.spawn_watch import WatchWords
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from execd.proc.kernel_traits import KernelTraits
     from execd.proc.messages import Spawn
     from execd.warden.fork_bombs import BrakeFigures
 
@@ -207,8 +207,7 @@ class Starts:
         channel: int,
         child_signals: int,
         loadavg_fd: int,
-        within_seconds: float,
-        look_pause_seconds: float,
+        traits: KernelTraits,
         leads_session: bool,
         oom_score: spawn.OomScore | None,
         former_limits: Sequence[spawn.Limit],
@@ -218,16 +217,14 @@ class Starts:
         """The caller has called ``spawn.prepare``.
 
         ``channel``: the socket of the daemon. ``child_signals``: see ``spawn.open_child_signals``.
-        ``loadavg_fd``: see ``TaskMeter``. ``within_seconds``: how long a program may be in flight.
-        ``look_pause_seconds``: a program that has used no CPU time for so long is given back; 0: no
-        program is. ``leads_session``: each program leads a session of its own; otherwise only a
-        program with a terminal does, and every further program leads a process group in the
-        caller's session (setpgid(2)). ``oom_score``: the caller's own score, if the programs are to
-        be the kernel's first choice when memory ends. ``former_limits``: for the programs, instead
-        of limits that the caller has by itself. ``nice``: the programs' nice value, at least the
-        caller's (setpriority(2)); gVisor ignores the value. ``watch``: of the spawn watch.
+        ``loadavg_fd``: see ``TaskMeter``. ``leads_session``: each program leads a session of its
+        own; otherwise only a program with a terminal does, and every further program leads a
+        process group in the caller's session (setpgid(2)). ``oom_score``: the caller's own score,
+        if the programs are to be the kernel's first choice when memory ends. ``former_limits``: for
+        the programs, instead of limits that the caller has by itself. ``nice``: the programs' nice
+        value, at least the caller's (setpriority(2)); gVisor ignores the value. ``watch``: of the
+        spawn watch.
         """
-        assert 0 < within_seconds < 1
         limits = (spawn.LimitFields * len(former_limits))(
             *[spawn.LimitFields(which, 0, soft, hard) for which, soft, hard in former_limits]
         )
@@ -236,17 +233,17 @@ class Starts:
         self._fields = _Starts(
             channel=channel,
             signals=child_signals,
-            in_gvisor=is_gvisor(),
+            in_gvisor=loadavg_fd < 0,
             loadavg=loadavg_fd,
-            children=_open_children() if is_gvisor() else -1,
+            children=_open_children() if loadavg_fd < 0 else -1,
             spawn_flags=0 if leads_session else spawn.GROUP_ONLY,
             oom_score_fd=-1 if oom_score is None else oom_score.fd,
             oom_score=0 if oom_score is None else oom_score.value,
             nice=nice,
             n_limits=len(limits),
             limits=limits,
-            patience=int(within_seconds * _NANOSECONDS),
-            look_pause=int(look_pause_seconds * _NANOSECONDS),
+            patience=int(traits.flight_seconds * _NANOSECONDS),
+            look_pause=int(traits.look_pause_seconds * _NANOSECONDS),
             watch=ctypes.pointer(watch),
         )
 

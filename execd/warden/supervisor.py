@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from execd.proc.channel import Channel
+    from execd.proc.kernel_traits import KernelTraits
     from execd.proc.memory import Account
     from execd.proc.task_meter import TaskMeter
     from execd.warden.brake import Brake
@@ -62,6 +63,7 @@ class Supervisor:
         self,
         channel: Channel,
         meter: TaskMeter,
+        traits: KernelTraits,
         brake: Brake | None,
         *,
         is_init: bool,
@@ -82,12 +84,13 @@ class Supervisor:
         """By tag: jobs with signals, or with a kill that asks for frequent scans."""
         self._unattributed: dict[tuple[int, int], int] = {}
         self._scan: process_tree.Scan | None = None
-        self._schedule = Schedule()
+        self._schedule = Schedule(traits.count_seconds)
         self._meter = meter
+        self._traits = traits
         self._is_reading_unsafe = False
         self._is_init = is_init
         self._has_pending_adoptions = has_pending_adoptions
-        self._bombs = ForkBombs(self.jobs, is_init=is_init, in_gvisor=self._meter.is_exact)
+        self._bombs = ForkBombs(self.jobs, traits, is_init=is_init)
         self._brake = brake
         self._brake_order: tuple[int, int, float] | None = None
         """What the brake was told last: see ``Brake.arm``. None: the brake is released."""
@@ -116,7 +119,7 @@ class Supervisor:
 
     def _record_tasks(self, n_tasks: int, processes: Collection[int] = ()) -> None:
         """Bring the estimate of gVisor's own memory up to date, after a count or a scan."""
-        if self._meter.is_exact:
+        if self._traits.uses_memory_of_pod:
             self._sentry.record_count(n_tasks)
             if processes:
                 self._sentry.record_pid(max(processes))
@@ -131,7 +134,7 @@ class Supervisor:
         self._has_changed = True
         self._schedule.record_job(job.spawned_at, is_only=not self.jobs)
         self.jobs.add(job)
-        if self._meter.is_exact:
+        if self._traits.limits_processes_of_namespace:
             job.n_others = self._meter.max_tasks()
         if not job.is_idle:
             self.memory.begin_sampling(job.account)
@@ -279,7 +282,7 @@ class Supervisor:
             limit = self.jobs.lowest_process_limit
             if 0 < limit < n_tasks and self._schedule.is_worth_a_scan(n_tasks, limit, now):
                 self._begin_scan()
-        self._schedule.record_count(time.monotonic(), in_gvisor=self._meter.is_exact)
+        self._schedule.record_count(time.monotonic())
 
     @property
     def is_count_due(self) -> bool:
@@ -315,7 +318,7 @@ class Supervisor:
             self._bombs.record_count(n_tasks)
             self._record_tasks(n_tasks)
             self._arm_by_count(n_tasks, position)
-            self._schedule.record_count(now, in_gvisor=self._meter.is_exact)
+            self._schedule.record_count(now)
         if now >= self.memory.next_sample and self.memory.sample(self._accounts(if_awake=True)):
             self._begin_scan()
             return False
@@ -386,7 +389,9 @@ class Supervisor:
     @property
     def holds_groups(self) -> bool:
         """Whether a thaw in gVisor still holds processes: see ``hangups``."""
-        return self._meter.is_exact and bool(self.jobs) and bool(self._bombs.held_back)
+        return (
+            self._traits.hangs_up_stopped_groups and bool(self.jobs) and bool(self._bombs.held_back)
+        )
 
     def holds(self, job: Job) -> bool:
         """Whether a thaw still holds processes of the job."""
@@ -491,7 +496,7 @@ class Supervisor:
                 and job.reaped_at < scan.began
             ):
                 self.jobs.drop(job)
-        if self._meter.is_exact:
+        if self._traits.limits_processes_of_namespace:
             process_caps.raise_limits(self.jobs.values(), scan.n_tasks)
         self._record_tasks(scan.n_tasks, scan.processes)
         self._enforce_memory_limits(scan)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from execd.proc import process_tree, spawn
-from execd.proc.memory import MemoryMonitor
+from execd.proc.kernel_traits import GVISOR
+from execd.proc.memory import Account, MemoryMonitor
 from execd.proc.messages import NULL_DEVICE, Spawn, SpawnFailed
 from execd.proc.program_block import pack
 from execd.proc.task_meter import TaskMeter
@@ -55,12 +56,10 @@ def launcher(rounds: list[str]) -> Iterator[Launcher]:
         channel=ours.fileno(),
         child_signals=signals,
         loadavg_fd=meter.loadavg_fd,
-        within_seconds=0.5,
-        look_pause_seconds=0.0,
+        traits=GVISOR,
         oom_score=None,
         former_limits=[],
         leads_session=True,
-        reads_starts=True,
     )
     os.close(signals)
     ours.close()
@@ -180,11 +179,10 @@ def test_memory_of_a_tree_with_a_limit_is_read_before_its_first_process(
 ) -> None:
     opened: list[int] = []
     memory = launcher._supervisor.memory
-    real = memory.open_account
 
-    def open_account(tag: int, limit_bytes: int) -> Any:
+    def open_account(tag: int, limit_bytes: int) -> Account:
         opened.append(tag)
-        return real(tag, limit_bytes)
+        return Account(tag, limit_bytes, None)
 
     monkeypatch.setattr(memory, "open_account", open_account)
     limited = REQUEST._replace(tag=7, memory_bytes=1 << 30)

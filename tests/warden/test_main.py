@@ -38,7 +38,7 @@ from execd.proc.messages import (
     StartupDone,
 )
 from execd.proc.program_block import pack
-from execd.proc.task_meter import is_gvisor
+from tests.gvisor import is_gvisor
 from tests.proc.conftest import PATH, Program, Wardens, living, new_token
 from tests.waiting import wait_until, wait_until_async
 

@@ -169,7 +169,7 @@ print(calls, warden._jobs[2].pid == flying.pid)
 
 def test_a_young_job_is_announced_beside_programs_in_flight() -> None:
     lines = """
-job(1).spawned_at -= 2 * warden._announce_seconds
+job(1).spawned_at -= 2 * warden._traits.announce_seconds
 flying = program(2)
 outcome("TIME_IS_OVER", in_flight=[flying])
 outcome("CALLER_TAKES_ALL")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from execd.proc.task_meter import is_gvisor
+from tests.gvisor import is_gvisor
 from tests.warden.inits import told_by_init
 
 natively = pytest.mark.skipif(is_gvisor(), reason="only Linux tells the newest pid")
@@ -16,10 +16,11 @@ in_gvisor = pytest.mark.skipif(not is_gvisor(), reason="natively the newest pid 
 # own lines.
 INIT = r"""
 import contextlib, ctypes, os, select, shutil, signal, socket, sys, tempfile, threading, time
-from execd.proc import program_block, spawn
+from execd.proc import kernel_traits, program_block, spawn
 from execd.proc.channel import Channel
 from execd.proc.messages import NULL_DEVICE, Exited, Ping, Spawn
-from execd.proc.task_meter import TaskMeter, is_gvisor
+from execd.proc.task_meter import TaskMeter
+from tests.gvisor import is_gvisor
 from execd.warden.fork_bombs import BrakeFigures
 from execd.warden.starts import Starts
 from execd.warden.spawn_watch import WatchWords
@@ -37,8 +38,8 @@ def made(patience=20, look_pause=0):
     meter = TaskMeter()
     starts = Starts(
         channel=ours.fileno(), child_signals=signals, loadavg_fd=meter.loadavg_fd,
-        within_seconds=0.5, look_pause_seconds=look_pause, leads_session=True, oom_score=None,
-        former_limits=[], nice=0, watch=words,
+        traits=kernel_traits.find()._replace(look_pause_seconds=look_pause), leads_session=True,
+        oom_score=None, former_limits=[], nice=0, watch=words,
     )
     starts._fields.patience = int(patience * 10**9)
     return starts
@@ -549,8 +550,8 @@ print(found(outcome))
 
 def test_a_stop_by_the_brake_gives_the_programs_in_flight_back() -> None:
     lines = """
-from execd.warden.brake import NATIVE_TIMING, Brake
-brake, seconds = Brake(TaskMeter().loadavg_fd, NATIVE_TIMING), 20
+from execd.warden.brake import Brake
+brake, seconds = Brake(TaskMeter().loadavg_fd, kernel_traits.find()), 20
 sh(5, "while :; do :; done")
 sh(6, "n=0; while [ $n -lt 1000 ]; do n=$((n + 1)); (sleep 60) & done; sleep 60", processes=4)
 began = time.monotonic()

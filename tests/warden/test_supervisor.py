@@ -13,20 +13,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from execd.proc import process_tree
+from execd.proc import kernel_traits, process_tree
 from execd.proc.messages import LimitReached, Spawn
 from execd.proc.program_block import pack
-from execd.proc.task_meter import TaskMeter, is_gvisor
+from execd.proc.task_meter import TaskMeter
 from execd.warden import supervisor as supervisor_module
-from execd.warden.fork_bombs import (
-    BRAKE_BURST_TASKS_IN_GVISOR,
-    LATE_SECONDS,
-    LATE_SECONDS_IN_GVISOR,
-)
 from execd.warden.job import Job
 from execd.warden.starts import EndOfCall, Outcome
 from execd.warden.supervisor import Supervisor
 from execd.warden.tree_kill import Phase
+from tests.gvisor import is_gvisor
 from tests.patience import patience
 from tests.waiting import wait_until
 
@@ -34,7 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LIMIT = 64
-ROOM = BRAKE_BURST_TASKS_IN_GVISOR if is_gvisor() else LIMIT + 1
+TRAITS = kernel_traits.find()
+ROOM = TRAITS.brake_burst_tasks or LIMIT + 1
 """The least room of an armed brake: in gVisor a burst, natively the limit of a tree and more."""
 
 
@@ -131,6 +128,7 @@ def supervisor(
     found = Supervisor(
         cast("Any", channel),
         meter,
+        TRAITS,
         cast("Any", brake),
         is_init=False,
         has_pending_adoptions=lambda: False,
@@ -202,6 +200,7 @@ def test_without_programs_a_refused_fork_freezes_nothing(
     supervisor = Supervisor(
         cast("Any", FakeChannel()),
         meter,
+        TRAITS,
         cast("Any", brake),
         is_init=False,
         has_pending_adoptions=lambda: False,
@@ -224,7 +223,7 @@ def test_the_brake_waits_for_each_look_while_there_are_more_tasks_than_a_tree_ma
             meter.newest_pid += 1
         wait_until(lambda: supervisor.next_due <= time.monotonic())
         supervisor.check_for_bombs()
-        assert brake.patience_seconds == (LATE_SECONDS_IN_GVISOR if is_gvisor() else LATE_SECONDS)
+        assert brake.patience_seconds == TRAITS.late_seconds
 
 
 def test_a_scan_during_which_the_brake_fires_is_dropped(
@@ -249,6 +248,7 @@ def at_rest(meter: QuietMeter, brake: FakeBrake, channel: FakeChannel) -> Superv
     return Supervisor(
         cast("Any", channel),
         meter,
+        TRAITS,
         cast("Any", brake),
         is_init=False,
         has_pending_adoptions=lambda: False,
