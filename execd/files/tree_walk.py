@@ -19,7 +19,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
 from execd.files.names import MAX_BATCH_BYTES, Names, next_names
-from execd.files.resolve import TreeChanged, identity, open_directory
+from execd.files.resolve import TreeChanged, go_down, identity, open_directory
 from execd.files.syscalls import is_kernel_interface
 
 if TYPE_CHECKING:
@@ -240,11 +240,9 @@ def _find_again(levels: list[_Level], parents: list[bytes]) -> None:
     try:
         for depth in range(1, len(levels)):
             try:
-                below = open_directory(parents[depth - 1], fd)
+                fd = go_down(fd, parents[depth - 1])
             except OSError:
                 raise TreeChanged from None
-            os.close(fd)
-            fd = below
             if identity(os.fstat(fd)) != identity(levels[depth].info):
                 raise TreeChanged
             if depth >= len(levels) - MAX_HELD:

@@ -23,7 +23,7 @@ from calendar import timegm
 from typing import TYPE_CHECKING
 
 from execd.errors import InvalidArgument, PayloadTooLarge
-from execd.files.archive.tar import Member
+from execd.files.archive.tree import MAX_NAMES_BYTES, Member, too_many_names
 from execd.files.write import TEMPORARY_PREFIX, write_all
 
 if TYPE_CHECKING:
@@ -31,11 +31,6 @@ if TYPE_CHECKING:
 
 _READ_AT_ONCE_BYTES = 256 * 1024
 _MAX_LINK_BYTES = 4095
-_MAX_DIRECTORY_BYTES = 64 << 20
-"""Names in an uploaded zip, with all extra fields and comments. More are 413.
-
-The directory at the end has 46 bytes besides for each entry. With names of 200 characters, 200,000
-entries need 55 MB. zipfile makes about twice as many bytes of objects."""
 _ENTRY_SIGNATURE = b"PK\x01\x02"
 # The encoding of old names. Loaded at import: a thread of another user may not be allowed to read
 # Python's files.
@@ -144,10 +139,8 @@ class _Bounded(io.FileIO):
             return super().read(size)
         n_left = os.fstat(self.fileno()).st_size - self.tell()
         n_bytes = n_left if size is None or size < 0 else min(size, n_left)
-        if n_bytes > _MAX_DIRECTORY_BYTES:
-            raise PayloadTooLarge(
-                f"the names in the archive take more than {_MAX_DIRECTORY_BYTES >> 20} MiB"
-            )
+        if n_bytes > MAX_NAMES_BYTES:
+            raise too_many_names()
         data = super().read(n_bytes)
         if data.count(_ENTRY_SIGNATURE) > self.max_entries:
             raise PayloadTooLarge(f"the archive has more than {self.max_entries} entries")

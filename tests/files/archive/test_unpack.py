@@ -14,9 +14,15 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-from execd.errors import Conflict, ExecdError, InvalidArgument, PermissionDenied
+from execd.errors import (
+    Conflict,
+    ExecdError,
+    InvalidArgument,
+    PayloadTooLarge,
+    PermissionDenied,
+)
 from execd.files import change, search
-from execd.files.archive import pack, unpack
+from execd.files.archive import pack, tree, unpack
 from execd.files.archive.tree import UnpackingLimits
 from tests.files.conftest import on_small_tmpfs, unprivileged
 
@@ -255,6 +261,25 @@ def test_an_archive_is_closed_to_others_until_the_archive_is_in_place(
     finally:
         extraction.abort()
     assert (base / "out").stat().st_mode == (base / "src").stat().st_mode
+
+
+def test_the_names_of_directories_in_memory_are_bounded(
+    root: Root, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their modes come last, so their names are kept."""
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as archive:
+        for name in ("a" * 50, "b" * 50):
+            info = tarfile.TarInfo(name)
+            info.type, info.mode = tarfile.DIRTYPE, 0o555
+            archive.addfile(info)
+    monkeypatch.setattr(tree, "MAX_NAMES_BYTES", 99)
+    with pytest.raises(PayloadTooLarge, match="names in the archive"):
+        unpacked(root, raw.getvalue())
+    assert os.listdir(base) == []
+    monkeypatch.setattr(tree, "MAX_NAMES_BYTES", 100)
+    unpacked(root, raw.getvalue())
+    assert len(os.listdir(base / "out")) == 2
 
 
 def zipped(method: int = zipfile.ZIP_STORED, n_entries: int = 1, content: bytes = b"") -> bytearray:
