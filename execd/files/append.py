@@ -20,14 +20,13 @@ import contextlib
 import errno
 import fcntl
 import os
-import stat
 from typing import TYPE_CHECKING
 
 from execd.errors import Conflict, InvalidArgument, PayloadTooLarge
 from execd.files.paths import blame
 from execd.files.read import etag
 from execd.files.resolve import ResolvedPath, TreeChanged, reopen
-from execd.files.root import Root, retry_on_change
+from execd.files.root import Root, refuse_unless_file, retry_on_change
 from execd.model import NO_PRECONDITION, Precondition
 
 if TYPE_CHECKING:
@@ -146,13 +145,8 @@ def extend(
 
     def attempt() -> InPlaceUpload:
         with root.resolve(path) as resolved:
-            if not resolved.names:
-                raise InvalidArgument(f"{path!r} is a directory")
+            refuse_unless_file(resolved, path)
             info = resolved.leaf_stat
-            if info is not None and not stat.S_ISREG(info.st_mode):
-                raise InvalidArgument(f"{path!r} is not a regular file")
-            if info is not None and len(resolved.names) > 1:
-                raise InvalidArgument(f"{path!r}: parent is not a directory")
             precondition.check(None if info is None else etag(info), repr(path))
             if info is None and offset:
                 raise Conflict(

@@ -19,13 +19,15 @@ from execd.files.mounts import mount_of, mount_points
 from execd.files.paths import blame_below, decode
 from execd.files.read import etag
 from execd.files.resolve import TreeChanged, identity
-from execd.files.root import Root, retry_on_change
+from execd.files.root import Root, existing, retry_on_change
 from execd.files.syscalls import rename_without_replacing
 from execd.files.tree_walk import Step, walk
 from execd.files.write import replace
 from execd.model import NO_PRECONDITION
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from execd.files.resolve import Forbidden, ResolvedPath
     from execd.model import Precondition
 
@@ -70,13 +72,7 @@ def change_mode(root: Root, path: str, mode: int) -> None:
     Raises NotFound, PermissionDenied, InvalidArgument, ReadOnly.
     """
 
-    def attempt() -> None:
-        with root.resolve(path) as resolved:
-            if not resolved.exists:
-                raise NotFound(f"{path!r}: no such file or directory")
-            _chmod(resolved.leaf if resolved.names else resolved.directory, mode)
-
-    retry_on_change(attempt, path)
+    _change(root, path, lambda fd: _chmod(fd, mode))
 
 
 def change_owner(root: Root, path: str, uid: int | None, gid: int | None) -> None:
@@ -85,13 +81,16 @@ def change_owner(root: Root, path: str, uid: int | None, gid: int | None) -> Non
     Raises NotFound, PermissionDenied, InvalidArgument, ReadOnly.
     """
 
+    # chown(2): -1 keeps a number. As for chmod, fchown takes no O_PATH descriptor.
+    owner = (-1 if uid is None else uid, -1 if gid is None else gid)
+    _change(root, path, lambda fd: os.chown(f"/proc/self/fd/{fd}", *owner))
+
+
+def _change(root: Root, path: str, change: Callable[[int], None]) -> None:
     def attempt() -> None:
         with root.resolve(path) as resolved:
-            if not resolved.exists:
-                raise NotFound(f"{path!r}: no such file or directory")
-            fd = resolved.leaf if resolved.names else resolved.directory
-            # chown(2): -1 keeps a number. As for chmod, fchown takes no O_PATH descriptor.
-            os.chown(f"/proc/self/fd/{fd}", -1 if uid is None else uid, -1 if gid is None else gid)
+            existing(resolved, path)
+            change(resolved.leaf if resolved.names else resolved.directory)
 
     retry_on_change(attempt, path)
 
@@ -114,10 +113,7 @@ def remove(
 
     def attempt() -> None:
         with root.resolve(path, follow=False) as resolved:
-            info = resolved.stat
-            if info is None:
-                raise NotFound(f"{path!r}: no such file or directory")
-            precondition.check(etag(info), repr(path))
+            precondition.check(etag(existing(resolved, path)), repr(path))
             if resolved.names:
                 os.unlink(resolved.names[0], dir_fd=resolved.directory)
                 return
@@ -217,8 +213,7 @@ def move(root: Root, source: str, target: str, *, overwrite: bool = False) -> No
             root.resolve(source, follow=False) as origin,
             root.resolve(target, follow=False) as resolved,
         ):
-            if origin.stat is None:
-                raise NotFound(f"{source!r}: no such file or directory")
+            existing(origin, source)
             refuse_state_dir_below(root, origin)
             if not resolved.exists and resolved.leaf_stat is not None:
                 raise InvalidArgument(f"{target!r}: a parent is not a directory")

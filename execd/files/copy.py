@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from execd.errors import Conflict, InvalidArgument, NotFound, PreconditionFailed
+from execd.errors import Conflict, InvalidArgument, PreconditionFailed
 from execd.files import write
 from execd.files.paths import blame_below
 from execd.files.resolve import TreeChanged, identity, open_directory, reopen
-from execd.files.root import Root, retry_on_change
+from execd.files.root import Root, existing, retry_on_change
 from execd.files.syscalls import rename_without_replacing
 from execd.files.tree_walk import Step, Visit, walk
 from execd.files.write import COPIED_AT_ONCE_BYTES, TEMPORARY_PREFIX
@@ -67,9 +67,7 @@ def copy(
 
     def attempt() -> Copied:
         with root.resolve(source) as origin:
-            info = origin.stat
-            if info is None:
-                raise NotFound(f"{source!r}: no such file or directory")
+            info = existing(origin, source)
             if stat.S_ISREG(info.st_mode):
                 return _copy_single_file(root, origin, target, overwrite, stop)
             if origin.names:

@@ -13,7 +13,7 @@ import msgspec
 from execd.errors import ExecdError, InvalidArgument, ResourceExhausted
 from execd.files.attributes import read_attributes
 from execd.files.paths import decode
-from execd.files.read import KINDS, Description, describe, describe_resolved, etag
+from execd.files.read import Description, describe, describe_resolved, description
 from execd.files.root import Root, retry_on_change
 from execd.files.tree_walk import Step, Visit, walk
 from execd.files.write import TEMPORARY_PREFIX
@@ -45,13 +45,13 @@ def describe_entry(root: Root, path: str, attribute_prefix: str) -> DescribedEnt
 
     def attempt() -> tuple[Description, dict[str, bytes]]:
         with root.resolve(path, follow=False) as resolved:
-            description = describe_resolved(resolved, path)
-            if description.kind != "file":
-                return description, {}
-            return description, read_attributes(resolved.leaf, b"", attribute_prefix)
+            found = describe_resolved(resolved, path)
+            if found.kind != "file":
+                return found, {}
+            return found, read_attributes(resolved.leaf, b"", attribute_prefix)
 
-    description, attributes = retry_on_change(attempt, path)
-    return DescribedEntry("", description, _end_of(root, path, description), attributes)
+    found, attributes = retry_on_change(attempt, path)
+    return DescribedEntry("", found, _end_of(root, path, found), attributes)
 
 
 TREE_ATTRIBUTE_BYTES = 16 << 20
@@ -115,26 +115,14 @@ def _described(
 ) -> DescribedEntry:
     below = decode(visit.path)
     is_link = stat.S_ISLNK(info.st_mode)
-    description = Description(
-        place=f"{place}/{below}" if place else below,
-        kind=KINDS[stat.S_IFMT(info.st_mode)],
-        size_bytes=info.st_size,
-        mode=stat.S_IMODE(info.st_mode),
-        uid=info.st_uid,
-        gid=info.st_gid,
-        n_links=info.st_nlink,
-        modified_at=info.st_mtime,
-        changed_at=info.st_ctime,
-        etag=etag(info),
-        target=decode(os.readlink(visit.name, dir_fd=visit.directory)) if is_link else None,
-    )
+    target = os.readlink(visit.name, dir_fd=visit.directory) if is_link else None
+    found = description(info, f"{place}/{below}" if place else below, target)
     attributes = (
         read_attributes(visit.directory, visit.name, attribute_prefix)
-        if description.kind == "file"
+        if found.kind == "file"
         else {}
     )
-    end = _end_of(root, f"{top}/{below}", description)
-    return DescribedEntry(below, description, end, attributes)
+    return DescribedEntry(below, found, _end_of(root, f"{top}/{below}", found), attributes)
 
 
 def _end_of(root: Root, path: str, description: Description) -> Description | None:

@@ -13,7 +13,7 @@ import msgspec
 from execd.errors import NotFound
 from execd.files.paths import blame, decode
 from execd.files.resolve import TreeChanged, reopen
-from execd.files.root import retry_on_change
+from execd.files.root import existing, retry_on_change
 
 if TYPE_CHECKING:
     from execd.files.resolve import ResolvedPath
@@ -172,12 +172,15 @@ def describe(root: Root, path: str, *, follow: bool = True) -> Description:
 
 def describe_resolved(resolved: ResolvedPath, path: str) -> Description:
     """Describe the end of a walk. Raises NotFound, OSError."""
-    info = resolved.stat
-    if info is None:
-        raise NotFound(f"{path!r}: no such file or directory")
-    is_link = stat.S_ISLNK(info.st_mode)
+    info = existing(resolved, path)
+    # readlinkat(2) with an empty name reads the link of an O_PATH descriptor.
+    target = os.readlink(b"", dir_fd=resolved.leaf) if stat.S_ISLNK(info.st_mode) else None
+    return description(info, decode(resolved.place), target)
+
+
+def description(info: os.stat_result, place: str, target: bytes | None) -> Description:
     return Description(
-        place=decode(resolved.place),
+        place=place,
         kind=KINDS[stat.S_IFMT(info.st_mode)],
         size_bytes=info.st_size,
         mode=stat.S_IMODE(info.st_mode),
@@ -187,8 +190,7 @@ def describe_resolved(resolved: ResolvedPath, path: str) -> Description:
         modified_at=info.st_mtime,
         changed_at=info.st_ctime,
         etag=etag(info),
-        # readlinkat(2) with an empty name reads the link of an O_PATH descriptor.
-        target=decode(os.readlink(b"", dir_fd=resolved.leaf)) if is_link else None,
+        target=None if target is None else decode(target),
     )
 
 

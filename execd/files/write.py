@@ -46,14 +46,14 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
-from execd.errors import Conflict, ExecdError, InvalidArgument, NoSpace, PayloadTooLarge
+from execd.errors import Conflict, ExecdError, NoSpace, PayloadTooLarge
 from execd.files.attributes import set_attributes
 from execd.files.digest import DigestCheck
 from execd.files.mounts import mount_points
 from execd.files.paths import blame
 from execd.files.read import etag
 from execd.files.resolve import ResolvedPath, TreeChanged, reopen
-from execd.files.root import Root, retry_on_change
+from execd.files.root import Root, refuse_unless_file, retry_on_change
 from execd.files.syscalls import rename_without_replacing
 from execd.model import NO_PRECONDITION, Precondition
 
@@ -386,13 +386,7 @@ def create(
 
     def attempt() -> AtomicUpload:
         with root.resolve(path) as resolved:
-            if not resolved.names:
-                raise InvalidArgument(f"{path!r} is a directory")
-            if resolved.leaf_stat is not None:
-                if len(resolved.names) > 1:
-                    raise InvalidArgument(f"{path!r}: parent is not a directory")
-                if not stat.S_ISREG(resolved.leaf_stat.st_mode):
-                    raise InvalidArgument(f"{path!r} is not a regular file")
+            refuse_unless_file(resolved, path)
             if precondition.match is not None:
                 # A failed condition must not leave new parents behind.
                 precondition.check(
