@@ -50,7 +50,7 @@ LAYERS = {
     "files.watch": Layer("errors files", "msgspec"),
     "engine.store": Layer("errors model proc files", "msgspec"),
     "engine.output": Layer("errors model engine.store", "msgspec"),
-    "engine.files": Layer("errors model proc files files.archive files.watch"),
+    "engine.files": Layer("errors model proc files files.archive files.watch", "msgspec"),
     "engine.metrics": Layer("errors model", "msgspec"),
     "engine.executions": Layer(
         "errors model config proc engine.store engine.output engine.metrics", "msgspec"

@@ -25,7 +25,7 @@ from execd.files.resolve import TreeChanged, identity, open_directory, reopen
 from execd.files.root import Root, existing, retry_on_change
 from execd.files.syscalls import rename_without_replacing
 from execd.files.tree_walk import Step, Visit, walk
-from execd.files.write import COPIED_AT_ONCE_BYTES, TEMPORARY_PREFIX
+from execd.files.write import COPIED_AT_ONCE_BYTES, TEMPORARY_PREFIX, Writing
 from execd.model import NO_PRECONDITION, Precondition
 
 if TYPE_CHECKING:
@@ -124,8 +124,10 @@ def _copy_single_file(
         draft = write.create(
             root,
             target,
-            mode=stat.S_IMODE(origin.leaf_stat.st_mode) & 0o777,
-            precondition=NO_PRECONDITION if overwrite else Precondition(none_match="*"),
+            Writing(
+                mode=stat.S_IMODE(origin.leaf_stat.st_mode) & 0o777,
+                precondition=NO_PRECONDITION if overwrite else Precondition(none_match="*"),
+            ),
         )
         try:
             n_bytes = _copy_bytes(fd, draft.write, draft.skip, stop)
