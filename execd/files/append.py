@@ -26,7 +26,7 @@ from execd.errors import Conflict, InvalidArgument, PayloadTooLarge
 from execd.files.paths import blame
 from execd.files.read import etag
 from execd.files.resolve import ResolvedPath, TreeChanged, reopen
-from execd.files.root import Root, refuse_unless_file, retry_on_change
+from execd.files.root import Root, refuse_unless_file, retrying
 from execd.files.write import PLAINLY, Writing
 
 if TYPE_CHECKING:
@@ -121,6 +121,7 @@ class InPlaceUpload:
         return seen
 
 
+@retrying
 def extend(
     root: Root, path: str, how: Writing = PLAINLY, *, offset: int | None = None
 ) -> InPlaceUpload:
@@ -132,26 +133,23 @@ def extend(
     ``write.create``.
     """
 
-    def attempt() -> InPlaceUpload:
-        with root.resolve(path) as resolved:
-            refuse_unless_file(resolved, path)
-            info = resolved.leaf_stat
-            how.precondition.check(None if info is None else etag(info), repr(path))
-            if info is None and offset:
-                raise Conflict(
-                    f"{path!r}: there is nothing to go on from; start with offset=0", size_bytes=0
-                )
-            resolved.make_directories()
-            fd = _open(resolved, how.mode, offset, is_read=how.sha256 is not None)
-        try:
-            if offset is not None:
-                _lock_and_check_end(fd, path, offset)
-            return InPlaceUpload(fd, path, how, offset, room=root.room_of(fd))
-        except BaseException:
-            os.close(fd)
-            raise
-
-    return retry_on_change(attempt, path)
+    with root.resolve(path) as resolved:
+        refuse_unless_file(resolved, path)
+        info = resolved.leaf_stat
+        how.precondition.check(None if info is None else etag(info), repr(path))
+        if info is None and offset:
+            raise Conflict(
+                f"{path!r}: there is nothing to go on from; start with offset=0", size_bytes=0
+            )
+        resolved.make_directories()
+        fd = _open(resolved, how.mode, offset, is_read=how.sha256 is not None)
+    try:
+        if offset is not None:
+            _lock_and_check_end(fd, path, offset)
+        return InPlaceUpload(fd, path, how, offset, room=root.room_of(fd))
+    except BaseException:
+        os.close(fd)
+        raise
 
 
 def _open(resolved: ResolvedPath, mode: int | None, offset: int | None, *, is_read: bool) -> int:

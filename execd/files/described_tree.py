@@ -14,7 +14,7 @@ from execd.errors import ExecdError, InvalidArgument, ResourceExhausted
 from execd.files.attributes import read_attributes
 from execd.files.paths import decode
 from execd.files.read import Description, describe, describe_resolved, description
-from execd.files.root import Root, retry_on_change
+from execd.files.root import Root, retry_on_change, retrying
 from execd.files.tree_walk import Step, Visit, walk
 from execd.files.write import TEMPORARY_PREFIX
 
@@ -58,6 +58,7 @@ TREE_ATTRIBUTE_BYTES = 16 << 20
 """Of the values of extended attributes in one description of a tree."""
 
 
+@retrying
 def describe_tree(
     root: Root,
     path: str,
@@ -76,38 +77,35 @@ def describe_tree(
     """
     assert depth >= 1
 
-    def attempt() -> list[DescribedEntry]:
-        found: list[DescribedEntry] = []
-        attribute_bytes = 0
-        with root.resolve(path) as resolved:
-            if resolved.names:
-                # a missing path is not found, any other file is the wrong kind of file
-                describe(root, path)
-                raise InvalidArgument(f"{path!r}: is not a directory")
-            place = decode(resolved.place)
-            # closed at once, also by an error, whose traceback would keep the walk's descriptors
-            with contextlib.closing(
-                walk(resolved.directory, resolved.forbidden, TEMPORARY_PREFIX, depth)
-            ) as visits:
-                for visit in visits:
-                    if visit.info is None or visit.step is Step.LEAVE:
-                        continue
-                    if len(found) >= limit or stop():
-                        raise ResourceExhausted(
-                            f"{path!r}: over {limit} entries; ask for a smaller depth, or name a "
-                            "directory below"
-                        )
-                    entry = _described(root, path, place, visit, visit.info, attribute_prefix)
-                    attribute_bytes += sum(map(len, entry.attributes.values()))
-                    if attribute_bytes > TREE_ATTRIBUTE_BYTES:
-                        raise ResourceExhausted(
-                            f"{path!r}: over {TREE_ATTRIBUTE_BYTES} bytes of metadata; ask for a "
-                            "smaller depth, or name a directory below"
-                        )
-                    found.append(entry)
-        return found
-
-    return retry_on_change(attempt, path)
+    found: list[DescribedEntry] = []
+    attribute_bytes = 0
+    with root.resolve(path) as resolved:
+        if resolved.names:
+            # a missing path is not found, any other file is the wrong kind of file
+            describe(root, path)
+            raise InvalidArgument(f"{path!r}: is not a directory")
+        place = decode(resolved.place)
+        # closed at once, also by an error, whose traceback would keep the walk's descriptors
+        with contextlib.closing(
+            walk(resolved.directory, resolved.forbidden, TEMPORARY_PREFIX, depth)
+        ) as visits:
+            for visit in visits:
+                if visit.info is None or visit.step is Step.LEAVE:
+                    continue
+                if len(found) >= limit or stop():
+                    raise ResourceExhausted(
+                        f"{path!r}: over {limit} entries; ask for a smaller depth, or name a "
+                        "directory below"
+                    )
+                entry = _described(root, path, place, visit, visit.info, attribute_prefix)
+                attribute_bytes += sum(map(len, entry.attributes.values()))
+                if attribute_bytes > TREE_ATTRIBUTE_BYTES:
+                    raise ResourceExhausted(
+                        f"{path!r}: over {TREE_ATTRIBUTE_BYTES} bytes of metadata; ask for a "
+                        "smaller depth, or name a directory below"
+                    )
+                found.append(entry)
+    return found
 
 
 def _described(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from execd.errors import Conflict, ExecdError, InvalidArgument, NotFound
 from execd.files.paths import absolute_readings, blame, encode, readings
@@ -171,6 +172,20 @@ def refuse_unless_file(resolved: ResolvedPath, path: str) -> None:
 
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def retrying(
+    operation: Callable[Concatenate[Root, str, P], T],
+) -> Callable[Concatenate[Root, str, P], T]:
+    """Let a function of a root and a path run again while the tree changes, as
+    ``retry_on_change``."""
+
+    @wraps(operation)
+    def run(root: Root, path: str, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return retry_on_change(lambda: operation(root, path, *args, **kwargs), path)
+
+    return run
 
 
 def retry_on_change(operation: Callable[[], T], path: str) -> T:

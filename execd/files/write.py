@@ -54,7 +54,7 @@ from execd.files.mounts import mount_points
 from execd.files.paths import blame
 from execd.files.read import etag
 from execd.files.resolve import ResolvedPath, TreeChanged, reopen
-from execd.files.root import Root, refuse_unless_file, retry_on_change
+from execd.files.root import Root, refuse_unless_file, retrying
 from execd.files.syscalls import rename_without_replacing
 from execd.model import NO_PRECONDITION, Precondition
 
@@ -372,6 +372,7 @@ def leave_hole(fd: int, n_bytes: int) -> None:
     os.ftruncate(fd, os.lseek(fd, n_bytes, os.SEEK_CUR))
 
 
+@retrying
 def create(root: Root, path: str, how: Writing = PLAINLY) -> AtomicUpload:
     """Begin to write the file at ``path``; missing parents are made, links inside the root are
     followed.
@@ -380,26 +381,23 @@ def create(root: Root, path: str, how: Writing = PLAINLY) -> AtomicUpload:
     that is no directory), PermissionDenied, NoSpace, ReadOnly, Conflict, PreconditionFailed.
     """
 
-    def attempt() -> AtomicUpload:
-        with root.resolve(path) as resolved:
-            refuse_unless_file(resolved, path)
-            if how.precondition.match is not None:
-                # A failed condition must not leave new parents behind.
-                how.precondition.check(
-                    None if resolved.leaf_stat is None else etag(resolved.leaf_stat), repr(path)
-                )
-            resolved.make_directories()
-            try:
-                return AtomicUpload(resolved, path, how, root.room_of(resolved.directory))
-            except OSError as error:
-                if error.errno not in (
-                    errno.EACCES,
-                    errno.EROFS,
-                ) or resolved.names[0] not in mount_points(resolved.directory):
-                    raise
-            os.close(reopen(resolved.leaf, os.O_WRONLY))  # refused before the caller sends bytes
-            with root.resolve("") as base:
-                room = root.room_of(base.directory)
-                return AtomicUpload(resolved, path, how, room, spool=base.directory)
-
-    return retry_on_change(attempt, path)
+    with root.resolve(path) as resolved:
+        refuse_unless_file(resolved, path)
+        if how.precondition.match is not None:
+            # A failed condition must not leave new parents behind.
+            how.precondition.check(
+                None if resolved.leaf_stat is None else etag(resolved.leaf_stat), repr(path)
+            )
+        resolved.make_directories()
+        try:
+            return AtomicUpload(resolved, path, how, root.room_of(resolved.directory))
+        except OSError as error:
+            if error.errno not in (
+                errno.EACCES,
+                errno.EROFS,
+            ) or resolved.names[0] not in mount_points(resolved.directory):
+                raise
+        os.close(reopen(resolved.leaf, os.O_WRONLY))  # refused before the caller sends bytes
+        with root.resolve("") as base:
+            room = root.room_of(base.directory)
+            return AtomicUpload(resolved, path, how, room, spool=base.directory)

@@ -29,7 +29,7 @@ from execd.files.change import remove_below
 from execd.files.digest import DigestCheck
 from execd.files.paths import blame
 from execd.files.resolve import ResolvedPath, TreeChanged, go_down, open_directory
-from execd.files.root import Root, retry_on_change
+from execd.files.root import Root, retrying
 from execd.files.syscalls import rename_without_replacing
 from execd.files.write import TEMPORARY_PREFIX
 
@@ -234,6 +234,7 @@ class Extraction:
             os.close(parent)
 
 
+@retrying
 def unpack(
     root: Root,
     path: str,
@@ -248,10 +249,7 @@ def unpack(
     NoSpace, ReadOnly, Conflict.
     """
 
-    def attempt() -> Extraction:
-        with root.resolve(path) as resolved:
-            if resolved.leaf_stat is not None:
-                raise InvalidArgument(f"{path!r} is not a directory, or a parent of it is not")
-            return Extraction(resolved, path, kind, limits, sha256, root.room_of)
-
-    return retry_on_change(attempt, path)
+    with root.resolve(path) as resolved:
+        if resolved.leaf_stat is not None:
+            raise InvalidArgument(f"{path!r} is not a directory, or a parent of it is not")
+        return Extraction(resolved, path, kind, limits, sha256, root.room_of)
