@@ -132,7 +132,6 @@ def extend(
     Raises Conflict (another size, or a concurrent upload at an offset), and the errors of
     ``write.create``.
     """
-
     with root.resolve(path) as resolved:
         refuse_unless_file(resolved, path)
         info = resolved.leaf_stat

@@ -40,7 +40,6 @@ def make_directory(root: Root, path: str, *, mode: int | None = None, parents: b
     Raises Conflict (the path exists), NotFound (no parent), InvalidArgument, PermissionDenied,
     NoSpace, ReadOnly.
     """
-
     with root.resolve(path) as resolved:
         if resolved.exists:
             if parents and not resolved.names:
@@ -103,7 +102,6 @@ def remove(
     NotFound, Conflict (a directory that is not empty, a mount point), PermissionDenied,
     PreconditionFailed, ReadOnly.
     """
-
     with root.resolve(path, follow=False) as resolved:
         precondition.check(etag(existing(resolved, path)), repr(path))
         if resolved.names:
@@ -196,7 +194,6 @@ def move(root: Root, source: str, target: str, *, overwrite: bool = False) -> No
     that is not empty, or a mount point), InvalidArgument (into itself, or to another file system),
     PermissionDenied, ReadOnly.
     """
-
     with (
         root.resolve(source, follow=False) as origin,
         root.resolve(target, follow=False) as resolved,

@@ -126,7 +126,6 @@ def open_listing(root: Root, path: str, *, omits_dangling: bool = False) -> List
     show them. Raises NotFound (missing, or no directory), PermissionDenied, InvalidArgument,
     Conflict.
     """
-
     resolved = root.resolve(path)
     try:
         if resolved.names:

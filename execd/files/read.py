@@ -110,7 +110,6 @@ def open_file(root: Root, path: str) -> RegularFile:
 
     Raises NotFound (missing, or not a regular file), PermissionDenied, InvalidArgument, Conflict.
     """
-
     with root.resolve(path) as resolved:
         info = resolved.stat
         if info is None:
@@ -161,7 +160,6 @@ def describe(root: Root, path: str, *, follow: bool = True) -> Description:
 
     Raises NotFound, PermissionDenied, InvalidArgument, Conflict.
     """
-
     with root.resolve(path, follow=follow) as resolved:
         return describe_resolved(resolved, path)
 
@@ -197,7 +195,6 @@ def open_or_describe(root: Root, path: str) -> RegularFile | Description:
     Never blocks on a FIFO or a device. Raises NotFound, PermissionDenied, InvalidArgument,
     Conflict.
     """
-
     with root.resolve(path) as resolved:
         info = resolved.stat
         if info is not None and stat.S_ISREG(info.st_mode):

@@ -380,7 +380,6 @@ def create(root: Root, path: str, how: Writing = PLAINLY) -> AtomicUpload:
     The caller ends the upload. Raises InvalidArgument (a directory, not a regular file, a parent
     that is no directory), PermissionDenied, NoSpace, ReadOnly, Conflict, PreconditionFailed.
     """
-
     with root.resolve(path) as resolved:
         refuse_unless_file(resolved, path)
         if how.precondition.match is not None:

@@ -139,7 +139,6 @@ def pack(
 
     Raises NotFound, PermissionDenied, InvalidArgument, Conflict.
     """
-
     resolved = root.resolve(path)
     try:
         if resolved.stat is None or (resolved.names and not stat.S_ISREG(resolved.stat.st_mode)):

@@ -248,7 +248,6 @@ def unpack(
     The caller ends the extraction. Raises InvalidArgument (not a directory), PermissionDenied,
     NoSpace, ReadOnly, Conflict.
     """
-
     with root.resolve(path) as resolved:
         if resolved.leaf_stat is not None:
             raise InvalidArgument(f"{path!r} is not a directory, or a parent of it is not")

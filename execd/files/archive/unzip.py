@@ -14,9 +14,9 @@ from __future__ import annotations
 import codecs
 import io
 import os
-import secrets
 import stat
 import struct
+import tempfile
 import zipfile
 import zlib
 from calendar import timegm
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from execd.errors import InvalidArgument, PayloadTooLarge
 from execd.files.archive.tree import MAX_NAMES_BYTES, Member, too_many_names
-from execd.files.write import TEMPORARY_PREFIX, write_all
+from execd.files.write import write_all
 
 if TYPE_CHECKING:
     from execd.files.archive.tree import Tree, UnpackingLimits
@@ -60,25 +60,19 @@ class ZipSpool:
         """``directory`` is where the spool file goes. Raises OSError."""
         self._tree = tree
         self._limits = limits
-        name = TEMPORARY_PREFIX + secrets.token_hex(8).encode()
-        # O_TMPFILE would do, but gVisor lacks the flag.
-        self._fd = os.open(
-            name,
-            os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
-            0o600,
-            dir_fd=directory,
+        self._file = tempfile.TemporaryFile(  # noqa: SIM115  # closed by ``close``
+            dir=f"/proc/self/fd/{directory}", buffering=0
         )
-        os.unlink(name, dir_fd=directory)
 
     def feed(self, data: bytes) -> None:
         self._tree.take_room(len(data))
-        write_all(self._fd, data)
+        write_all(self._file.fileno(), data)
 
     def finish(self) -> None:
         """Unpack the members. Raises InvalidArgument, PayloadTooLarge, OSError."""
         try:
             with (
-                _Bounded(self._fd, self._limits.max_entries) as file,
+                _Bounded(self._file.fileno(), self._limits.max_entries) as file,
                 zipfile.ZipFile(file) as archive,
             ):
                 file.max_entries = None  # from here on zipfile reads contents in pieces
@@ -88,9 +82,7 @@ class ZipSpool:
             raise InvalidArgument(f"format: the body is no zip that can be read: {error}") from None
 
     def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        self._file.close()
 
     def _member(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> None:
         if info.flag_bits & 1:

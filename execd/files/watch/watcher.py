@@ -416,7 +416,6 @@ def watch(root: Root, path: str, *, recursive: bool = False, sums: bool = True) 
     Raises NotFound, PermissionDenied, ResourceExhausted (the user's inotify queues),
     InvalidArgument, Conflict.
     """
-
     resolved = root.resolve(path)
     try:
         if resolved.stat is None:

@@ -307,8 +307,8 @@ def test_a_zip_whose_names_would_fill_the_memory_is_refused(root: Root) -> None:
     end = plain[at : at + 12] + struct.pack("<LL", n_bytes, offset) + bytes(2)
     extraction = unpack.unpack(root, "out", "zip", UnpackingLimits(1 << 30, 1 << 30))
     extraction.write(plain[:at])
-    os.ftruncate(extraction._source._fd, offset + n_bytes)  # type: ignore[union-attr]
-    os.lseek(extraction._source._fd, 0, os.SEEK_END)  # type: ignore[union-attr]
+    os.ftruncate(extraction._source._file.fileno(), offset + n_bytes)  # type: ignore[union-attr]
+    os.lseek(extraction._source._file.fileno(), 0, os.SEEK_END)  # type: ignore[union-attr]
     error = refusal(extraction, bytes(end))
     assert (error.code, error.message) == (
         "PAYLOAD_TOO_LARGE",
@@ -354,8 +354,8 @@ def test_entries_of_a_zip_are_counted_where_they_are_read(root: Root, base: Path
         )
     extraction = unpack.unpack(root, "out", "zip", limits)
     extraction.write(plain[:offset])
-    os.ftruncate(extraction._source._fd, shifted)  # type: ignore[union-attr]  # a hole instead of 100 MB sent
-    os.lseek(extraction._source._fd, 0, os.SEEK_END)  # type: ignore[union-attr]
+    os.ftruncate(extraction._source._file.fileno(), shifted)  # type: ignore[union-attr]  # a hole instead of 100 MB sent
+    os.lseek(extraction._source._file.fileno(), 0, os.SEEK_END)  # type: ignore[union-attr]
     assert refusal(extraction, bytes(plain[offset:at] + signed)).code == "PAYLOAD_TOO_LARGE"
     assert os.listdir(base) == []
 
