@@ -188,6 +188,16 @@ def test_extended_headers_before_a_member_are_not_kept_in_memory() -> None:
     assert [member.name for member in tree.members] == [b"named"]
 
 
+def test_an_extended_header_of_nothing_but_digits_takes_no_longer_than_others() -> None:
+    """tarfile's search for a character set in the header takes a square of the digits: hours."""
+    digits = record("SCHILY.xattr.user.x", "1" * 900_000)
+    tree = Recorder()
+    source(tree).feed(
+        header(tarfile.XHDTYPE, len(digits), digits) + header(tarfile.REGTYPE, 0, b"")
+    )
+    assert len(tree.members) == 1
+
+
 def test_the_label_of_a_volume_is_passed_over() -> None:
     label, file = header(b"V", 0, b""), header(tarfile.REGTYPE, 3, b"abc")
     tree = unpacked(cut(label + file + bytes(1024), 100))
