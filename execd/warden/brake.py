@@ -26,33 +26,60 @@ _library.execd_brake_arm.restype = None
 class Brake:
     """The brake of this process, for the life of the process. The brake starts released."""
 
-    def __init__(self, loadavg_fd: int, traits: KernelTraits) -> None:
+    def __init__(self, loadavg_fd: int, traits: KernelTraits, *, is_init: bool) -> None:
         """Start the thread.
 
         ``loadavg_fd``: an open ``/proc/loadavg``; the newest pid there is then the count. -1: the
-        count is sysinfo(2)'s. Raises OSError: with EPERM where the process is not the init of a PID
-        namespace, because kill(-1) would stop the user's machine.
+        count is sysinfo(2)'s. ``is_init``: of a PID namespace; elsewhere kill(-1) would stop the
+        user's machine, and this brake never stops anything. Raises OSError.
         """
-        error = _library.execd_brake_start(
+        self.exists = is_init
+        self._order: tuple[int, int, int] | None = None
+        """The arguments of the last ``execd_brake_arm``; None: the brake is released."""
+        error = is_init and _library.execd_brake_start(
             loadavg_fd, int(traits.stop_pause_seconds * 1e9), traits.brake_quiet_rounds
         )
         if error:
             raise OSError(error, os.strerror(error))
 
-    def arm(self, count: int, max_count: int, patience_seconds: float = 0.0) -> None:
-        """Have the brake stop everything when the count, now ``count``, rises above ``max_count``.
+    @property
+    def is_armed(self) -> bool:
+        return self._order is not None
+
+    def arm(self, count: int, room: int, patience_seconds: float = 0.0) -> None:
+        """Have the brake stop everything when the count, now ``count``, has grown by more than
+        ``room``; 0: release the brake.
 
         ``patience_seconds``: the brake also stops everything when nobody calls ``arm`` or
         ``release`` within that time. 0: the next call may come at any time. A brake that has
         stopped everything is released.
         """
-        assert max_count > 0
+        assert room >= 0
         assert patience_seconds >= 0
-        _library.execd_brake_arm(count, max_count, int(patience_seconds * 1e9))
+        if not room:
+            self.release()
+        elif self.exists:
+            self._order = count, count + room, int(patience_seconds * 1e9)
+            self.resume()
+
+    def record_armed(self, count: int, max_count: int) -> None:
+        """Take over what the C of the starts has armed."""
+        assert self._order is None, "the brake was free"
+        self._order = count, max_count, 0
 
     def release(self) -> None:
         """Have the brake stop nothing until the next ``arm``."""
-        _library.execd_brake_arm(0, 0, 0)
+        self.pause()
+        self._order = None
+
+    def pause(self) -> None:
+        """Have the brake stop nothing until ``resume``."""
+        if self._order is not None:
+            _library.execd_brake_arm(0, 0, 0)
+
+    def resume(self) -> None:
+        if self._order is not None:
+            _library.execd_brake_arm(*self._order)
 
     @property
     def may_have_fired(self) -> bool:

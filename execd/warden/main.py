@@ -71,8 +71,8 @@ from execd.proc.messages import (
     StartupDone,
 )
 from execd.proc.task_meter import TaskMeter
-from execd.warden import brake
 from execd.warden.adoption import AdoptionFailed, PendingAdoptions
+from execd.warden.brake import Brake
 from execd.warden.hangups import HangupGuard
 from execd.warden.job import Job, send_signal
 from execd.warden.launcher import Launcher
@@ -123,8 +123,7 @@ class Warden:
             channel,
             meter,
             traits,
-            # Without a PID namespace the brake would stop the user's machine.
-            brake.Brake(meter.loadavg_fd, traits) if is_init else None,
+            Brake(meter.loadavg_fd, traits, is_init=is_init),
             is_init=is_init,
             has_pending_adoptions=lambda: bool(self._adoptions),
         )

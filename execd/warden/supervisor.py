@@ -64,15 +64,14 @@ class Supervisor:
         channel: Channel,
         meter: TaskMeter,
         traits: KernelTraits,
-        brake: Brake | None,
+        brake: Brake,
         *,
         is_init: bool,
         has_pending_adoptions: Callable[[], bool],
     ) -> None:
         """``is_init``: this process is the init of a PID namespace of user code only.
 
-        ``brake``: None if this process is not the init. ``has_pending_adoptions``: whether workers
-        may be there that are not adopted yet.
+        ``has_pending_adoptions``: whether workers may be there that are not adopted yet.
         """
         self.jobs = JobTable()
         """By tag: jobs whose leader or tree lives."""
@@ -92,8 +91,6 @@ class Supervisor:
         self._has_pending_adoptions = has_pending_adoptions
         self._bombs = ForkBombs(self.jobs, traits, is_init=is_init)
         self._brake = brake
-        self._brake_order: tuple[int, int, float] | None = None
-        """What the brake was told last: see ``Brake.arm``. None: the brake is released."""
         self._next_freeze_for_room = 0.0
         self._held_tags: set[int] = set()
         """Tags of the jobs that the last thaw continues slowly."""
@@ -238,7 +235,7 @@ class Supervisor:
             self._act_on_scan(scan)
             self._bombs.record_scan(scan.processes.values(), scan.n_tasks)
             if not self.jobs:
-                self._release_brake()  # no job calls for the next count
+                self._brake.release()  # no job calls for the next count
 
     def end_bomb(self) -> None:
         """Make room after a refused fork: freeze, and end the bomb that the freeze finds, if any.
@@ -265,7 +262,7 @@ class Supervisor:
         now = time.monotonic()
         self.handle_brake_stop()
         if not self.jobs:
-            self._release_brake()
+            self._brake.release()
             return
         if now < self._schedule.next_count and self._scan is None:
             return
@@ -298,7 +295,7 @@ class Supervisor:
             or self._scan is not None
             or self._attended_jobs
             or self.holds_groups
-            or (self._brake is not None and self._brake.may_have_fired)
+            or self._brake.may_have_fired
         )
 
     def work_beside_starts(self, now: float) -> bool:
@@ -327,7 +324,7 @@ class Supervisor:
     def brake_figures(self) -> BrakeFigures | None:
         """How to arm the brake for a start: the program may be a bomb that grows before the next
         count. None: the brake is armed, or there is none."""
-        if self._brake is None or self._brake_order is not None:
+        if not self._brake.exists or self._brake.is_armed:
             return None
         if self.jobs.lowest_process_limit:  # a job that has just begun
             self._arm_by_count(*self._meter.read())
@@ -340,10 +337,9 @@ class Supervisor:
         if outcome.n_forgotten and not self._meter.is_exact:
             self._meter.forget(outcome.n_forgotten, outcome.newest_pid)
         if outcome.brake_order is not None:
-            assert self._brake_order is None, "the brake was free"
-            self._brake_order = (*outcome.brake_order, 0.0)
+            self._brake.record_armed(*outcome.brake_order)
             if not self.jobs.lowest_process_limit:
-                self._release_brake()
+                self._brake.release()
 
     def _arm_by_count(self, n_tasks: int, position: int) -> None:
         """Have the brake stop everything after as many more tasks as ``brake_room`` allows, or when
@@ -351,24 +347,12 @@ class Supervisor:
 
         ``n_tasks``, ``position``: of ``TaskMeter.read``.
         """
-        if self._brake is None:
-            return
         room = self._bombs.brake_room(n_tasks)
-        if not room:
-            self._release_brake()
-            return
-        patience_seconds = self._bombs.brake_patience_seconds(n_tasks)
-        self._brake_order = (position, position + room, patience_seconds)
-        self._brake.arm(*self._brake_order)
-
-    def _release_brake(self) -> None:
-        if self._brake is not None and self._brake_order is not None:
-            self._brake_order = None
-            self._brake.release()
+        self._brake.arm(position, room, self._bombs.brake_patience_seconds(n_tasks))
 
     def handle_brake_stop(self) -> bool:
         """Freeze and thaw if the brake has stopped everything. Returns whether the brake had."""
-        if self._brake is None or not self._brake.take_stop():
+        if not self._brake.take_stop():
             return False
         self.freeze_and_thaw()
         return True
@@ -377,14 +361,12 @@ class Supervisor:
         """Keep the brake from stopping anything until ``resume_brake``. Returns whether nothing is
         stopped, neither by the brake nor by a thaw that still holds processes. (User code may have
         stopped some.)"""
-        if self._brake is not None and self._brake_order is not None:
-            self._brake.release()
+        self._brake.pause()
         return not self.handle_brake_stop() and not self.holds_groups
 
     def resume_brake(self) -> None:
         """Let the brake go on with its last order."""
-        if self._brake is not None and self._brake_order is not None:
-            self._brake.arm(*self._brake_order)
+        self._brake.resume()
 
     @property
     def holds_groups(self) -> bool:
@@ -402,12 +384,10 @@ class Supervisor:
 
     def freeze_and_thaw(self) -> None:
         """Stop everything, scan, end the guilty trees, and continue the rest."""
-        self._release_brake()
+        self._brake.release()
         is_still = self._bombs.freeze(self._meter.max_tasks)
-        if self._brake is not None:
-            # This freeze covers a stop by the brake until now. A later stop is left to the next
-            # check.
-            self._brake.take_stop()
+        # This freeze covers a stop by the brake until now. A later stop is left to the next check.
+        self._brake.take_stop()
         self._begin_scan()
         scan, self._scan = self._scan, None
         assert scan is not None

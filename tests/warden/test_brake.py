@@ -22,7 +22,7 @@ from execd.warden.brake import Brake
 from execd.proc.task_meter import TaskMeter
 meter = TaskMeter()
 traits = LINUX._replace(stop_pause_seconds=0.001, brake_quiet_rounds=int(sys.argv[5]))
-found = Brake(meter.loadavg_fd, traits)
+found = Brake(meter.loadavg_fd, traits, is_init=True)
 is_ready, ready = os.pipe()
 may_begin, begin = os.pipe()
 child = os.fork()
@@ -37,7 +37,7 @@ if child == 0:
     os._exit(0)
 os.read(is_ready, 1)
 position = meter.read()[1]
-found.arm(position, position + int(sys.argv[1]), float(sys.argv[3]))
+found.arm(position, int(sys.argv[1]), float(sys.argv[3]))
 exec(sys.argv[6])
 os.write(begin, b"x")
 _, wait_status = os.waitpid(child, os.WUNTRACED)
@@ -111,4 +111,14 @@ def test_in_rounds_a_process_that_the_first_round_missed_is_stopped_too() -> Non
 
 def test_a_process_that_is_no_init_gets_no_brake() -> None:
     with pytest.raises(PermissionError):
-        brake.Brake(-1, LINUX)
+        brake.Brake(-1, LINUX, is_init=True)
+    found = brake.Brake(-1, LINUX, is_init=False)
+    found.arm(1, 1)
+    assert (found.exists, found.is_armed, found.take_stop()) == (False, False, False)
+
+
+def test_a_brake_that_is_paused_keeps_its_order_and_a_released_one_does_not() -> None:
+    assert under_a_brake(20, 200, first="found.pause()") == "False False False\n"
+    assert under_a_brake(20, 100_000, first="found.pause(); found.resume()").startswith("True True")
+    assert under_a_brake(20, 200, first="found.release(); found.resume()") == "False False False\n"
+    assert under_a_brake(20, 200, first="found.arm(1, 0)") == "False False False\n"

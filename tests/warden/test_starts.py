@@ -551,7 +551,7 @@ print(found(outcome))
 def test_a_stop_by_the_brake_gives_the_programs_in_flight_back() -> None:
     lines = """
 from execd.warden.brake import Brake
-brake, seconds = Brake(TaskMeter().loadavg_fd, kernel_traits.find()), 20
+brake, seconds = Brake(TaskMeter().loadavg_fd, kernel_traits.find(), is_init=True), 20
 sh(5, "while :; do :; done")
 sh(6, "n=0; while [ $n -lt 1000 ]; do n=$((n + 1)); (sleep 60) & done; sleep 60", processes=4)
 began = time.monotonic()

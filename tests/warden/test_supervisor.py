@@ -48,6 +48,8 @@ class QuietMeter(TaskMeter):
 
 
 class FakeBrake:
+    exists = True
+
     def __init__(self) -> None:
         self.room = 0
         self.patience_seconds = 0.0
@@ -57,12 +59,23 @@ class FakeBrake:
     def may_have_fired(self) -> bool:
         return self.fired
 
-    def arm(self, position: int, limit: int, patience_seconds: float) -> None:
-        self.room = limit - position
+    @property
+    def is_armed(self) -> bool:
+        return self.room > 0
+
+    def arm(self, count: int, room: int, patience_seconds: float) -> None:
+        self.room = room
         self.patience_seconds = patience_seconds
+
+    def record_armed(self, count: int, max_count: int) -> None:
+        self.room = max_count - count
 
     def release(self) -> None:
         self.room = 0
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
 
     def take_stop(self) -> bool:
         fired, self.fired = self.fired, False
@@ -280,7 +293,6 @@ def test_starts_that_have_ended_count_no_longer(at_rest: Supervisor, meter: Quie
 def test_a_brake_that_starts_have_armed_is_released_without_a_job(
     at_rest: Supervisor, brake: FakeBrake
 ) -> None:
-    brake.room = 5
     at_rest.record_starts(outcome(brake_order=(1, 6)))
     assert brake.room == 0
     assert at_rest.brake_figures() is not None
@@ -289,7 +301,6 @@ def test_a_brake_that_starts_have_armed_is_released_without_a_job(
 def test_a_brake_that_starts_have_armed_stays_armed_for_their_job(
     supervisor: Supervisor, brake: FakeBrake
 ) -> None:
-    brake.room = 5
     supervisor.record_starts(outcome(brake_order=(1, 6)))
     assert brake.room == 5
 
