@@ -45,7 +45,7 @@ DOCS_ENV := $(VENV)/docs
 CLIENT := clients/python
 WINGS := $(patsubst %/pyproject.toml,%,$(wildcard wings/*/pyproject.toml))
 INSTALLED := $(WINGS:%=%/pyproject.toml) pyproject.toml requirements-dev.txt execd/__init__.py execd/proc/_spawn.c \
-	execd/warden/_brake.c execd/warden/_children.c execd/warden/_starts.c \
+	execd/warden/_brake.c execd/warden/_children.c execd/warden/_spawner.c \
 	execd/proc/_spawn.h execd/warden/_children.h execd/kernel/_orphan.c \
 	image/make-ipython image/requirements-ipython-py39.txt image/requirements-ipython-py311.txt
 

@@ -99,9 +99,9 @@ NO_DIALECT = {"", "api.wire", "api.probes", "api.docs", "api"}
 
 WARDEN_MAY_IMPORT = _words(
     """
-    channel credential_socket memory memory_meter message_codec messages packed_messages
-    process_caps process_tree program_block root_capabilities self_process spawn task_meter
-    totals_file tree_mark
+    channel credential_socket kernel_traits memory memory_meter message_codec messages
+    packed_messages process_caps process_tree program_block root_capabilities self_process spawn
+    task_meter totals_file tree_mark
     """
 )
 """The modules of ``proc`` that the warden's process loads. Only the standard library stands below

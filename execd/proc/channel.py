@@ -63,14 +63,14 @@ class Channel:
         try:
             payload = message_codec.encode(message)
         except ValueError:
-            _close(owned)
+            close_all(owned)
             raise
         in_memfd = len(payload) > message_codec.MAX_INLINE_BYTES
         if in_memfd:
             try:
                 owned.insert(0, _memfd(payload))
             except OSError:
-                _close(owned)
+                close_all(owned)
                 raise
         datagram = message_codec.header(in_memfd=in_memfd, n_descriptors=len(owned)) + (
             message_codec.encode_tag(message) if in_memfd else payload
@@ -105,12 +105,12 @@ class Channel:
                 return
             except OSError as error:
                 if error.errno == errno.ETOOMANYREFS and descriptors:
-                    _close(descriptors)
+                    close_all(descriptors)
                     self._queue[0] = datagram, []
                     continue
                 raise Closed from error
             self._queue.popleft()
-            _close(descriptors)
+            close_all(descriptors)
 
     def receive(self) -> tuple[Message, list[int]] | None:
         """Return the next message and its descriptors, or None if no message has come yet.
@@ -156,10 +156,10 @@ class Channel:
             if len(descriptors) != n_descriptors:
                 # gVisor drops descriptors silently when the receiver is at its descriptor limit.
                 # The message stays valid, its files are lost.
-                _close(descriptors)
+                close_all(descriptors)
                 descriptors = [-1] * n_descriptors
         except BaseException:
-            _close(descriptors)
+            close_all(descriptors)
             raise
         return message, descriptors
 
@@ -167,7 +167,7 @@ class Channel:
         """Close the socket and the descriptors of queued messages."""
         self._socket.close()
         while self._queue:
-            _close(self._queue.popleft()[1])
+            close_all(self._queue.popleft()[1])
 
 
 def _memfd(payload: bytes) -> int:
@@ -199,7 +199,10 @@ def _contents(memfd: int) -> bytes:
     return payload
 
 
-def _close(descriptors: list[int]) -> None:
-    for fd in descriptors:
+def close_all(descriptors: list[int]) -> None:
+    """Close the descriptors of a message and forget them, apart from those that were lost on the
+    way."""
+    while descriptors:
+        fd = descriptors.pop()
         if fd >= 0:
             os.close(fd)

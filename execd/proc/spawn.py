@@ -1,5 +1,5 @@
 """Front of ``_spawn.c``: the start of the warden, and what else the daemon and the warden ask of C.
-Programs are started by ``starts`` of the warden.
+Programs are started by ``spawner`` of the warden.
 
 The library is a plain shared object without Python.h, so execd builds wherever a C compiler is.
 ctypes releases the GIL around each call, so the daemon answers while a clone waits for its exec.

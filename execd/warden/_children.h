@@ -1,5 +1,5 @@
 /*
- * What _children.c shares with _starts.c.
+ * What _children.c shares with _spawner.c.
  */
 #ifndef EXECD_CHILDREN_H
 #define EXECD_CHILDREN_H

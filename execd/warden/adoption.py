@@ -19,6 +19,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from execd.proc import credential_socket, process_tree
+from execd.warden.job import Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -71,6 +72,19 @@ class Adoption:
         if process.group != pid:
             raise AdoptionFailed("who greeted has no group of its own")
         return process
+
+    def make_job(self, worker: process_tree.Process, now: float) -> Job:
+        """Return the job of the worker, the answer of ``receive``. ``now``: of the monotonic
+        clock."""
+        return Job(
+            self.request,
+            worker.pid,
+            worker.start,
+            frozenset(f"pipe:[{inode}]" for inode in self.request.pipes),
+            self.account,
+            spawned_at=now,
+            session=worker.session,
+        )
 
 
 class PendingAdoptions:

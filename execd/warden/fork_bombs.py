@@ -66,7 +66,7 @@ UNSTOPPABLE_TASKS = 256
 # Honest programs have about this many tasks each. Tasks are taken for a bomb when they exceed the
 # sum of: the tasks of the last scan, USUAL_TASKS for every job, and the lowest limit of a tree.
 USUAL_TASKS = 8
-# No limit of processes in a start is larger (``_starts.c``).
+# No limit of processes in a start is larger (``_spawner.c``).
 MOST_LIMIT = (1 << 31) - 1
 # A rise is this growth since the last count. In gVisor a rise already forbids reading /proc until
 # the next count, since a read waits like any system call. In both kernels a rise delays the

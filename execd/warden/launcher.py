@@ -20,7 +20,7 @@ from execd.proc.messages import SpawnFailed
 from execd.warden import failed_start
 from execd.warden.job import Job
 from execd.warden.spawn_watch import SpawnWatch
-from execd.warden.starts import Starts
+from execd.warden.spawner import Spawner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from execd.proc.memory import Account
     from execd.proc.messages import Spawn
     from execd.warden.own_peak import OwnPeak
-    from execd.warden.starts import StartedProgram
+    from execd.warden.spawner import StartedProgram
     from execd.warden.supervisor import Supervisor
 
 # User code gets a ninth of the weight of the daemon and the warden (sched(7)), so both answer
@@ -60,7 +60,7 @@ class Launcher:
         """``leaders``: pids of the programs that run and are not reaped yet.
 
         ``make_room`` ends a fork bomb, if there is a bomb, and reaps ended children.
-        The others: see ``Starts``.
+        The others: see ``Spawner``.
         """
         self._supervisor = supervisor
         self._make_room = make_room
@@ -70,7 +70,7 @@ class Launcher:
         self._spawn_watch = SpawnWatch(leaders)
         self._account: Account | None = None
         """Of the latest program that ``start`` has started, opened before the process existed."""
-        self.starts = Starts(
+        self.spawner = Spawner(
             channel=channel,
             child_signals=child_signals,
             loadavg_fd=loadavg_fd,
@@ -83,7 +83,7 @@ class Launcher:
         )
 
     def start(self, request: Spawn, descriptors: list[int]) -> SpawnFailed | None:
-        """Start the program, which is then in flight: see ``Starts.start``.
+        """Start the program, which is then in flight: see ``Spawner.start``.
 
         ``descriptors``: passed with the request; -1 for each that was lost on the way.
         """
@@ -106,7 +106,7 @@ class Launcher:
         assert tries > 0
         self._spawn_watch.begin()
         try:
-            failure = self.starts.start(
+            failure = self.spawner.start(
                 request,
                 descriptors,
                 self._supervisor.brake_figures(),

@@ -11,7 +11,7 @@ watch continues a stopped child. The watch kills a child that has been held for
 KILL_AFTER_SECONDS, and the death of the child frees the caller as exec does. A killed child has not
 run the program, so the main thread may start the program again.
 
-The two threads share words without a lock, also while the main thread is in C (``starts``),
+The two threads share words without a lock, also while the main thread is in C (``spawner``),
 and each word has a single writer. The main thread writes ``begun_at`` and ``last_begun_at``; the
 watch writes ``is_asleep``, and writes ``killed_pid`` while the main thread is held. The main thread
 also writes ``_leaders``. Until the exec the child has the warden's
@@ -45,7 +45,7 @@ _NANOSECONDS = 1_000_000_000
 
 
 class WatchWords(ctypes.Structure):
-    """``struct spawn_watch`` of ``_starts.c``. Times are nanoseconds of the monotonic clock;
+    """``struct spawn_watch`` of ``_spawner.c``. Times are nanoseconds of the monotonic clock;
     0: never, or no vfork is under way."""
 
     _fields_ = (

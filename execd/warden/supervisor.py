@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING
 
 from execd.proc import process_caps, process_tree
 from execd.proc.memory import MemoryMonitor
-from execd.proc.messages import CellKilled, Killed, LimitReached
+from execd.proc.messages import LimitReached
 from execd.warden import tree_signals
 from execd.warden.fork_bombs import SLOW_GROWTH_TASKS, ForkBombs
 from execd.warden.job import send_signal
 from execd.warden.job_table import JobTable
 from execd.warden.scan_schedule import Schedule
 from execd.warden.sentry_memory import SentryMemory
-from execd.warden.tree_kill import Phase, Send, TreeKill
+from execd.warden.tree_kill import Phase, TreeKill
 from execd.warden.tree_totals import TreeTotals
 
 if TYPE_CHECKING:
@@ -40,11 +40,12 @@ if TYPE_CHECKING:
     from execd.proc.channel import Channel
     from execd.proc.kernel_traits import KernelTraits
     from execd.proc.memory import Account
+    from execd.proc.messages import CellKilled, Killed
     from execd.proc.task_meter import TaskMeter
     from execd.warden.brake import Brake
     from execd.warden.fork_bombs import BrakeFigures
     from execd.warden.job import Job
-    from execd.warden.starts import Outcome
+    from execd.warden.spawner import Outcome
 
 SLICE_SECONDS = 0.02
 # Pause between two freezes because of refused forks. A limit of processes outside of this namespace
@@ -298,7 +299,7 @@ class Supervisor:
             or self._brake.may_have_fired
         )
 
-    def work_beside_starts(self, now: float) -> bool:
+    def work_beside_programs_in_flight(self, now: float) -> bool:
         """Do the due work that needs no job of a program in flight: a count that is no reason to
         act, and a sample of memory. Returns whether no other work is due. Call while ``is_calm``.
 
@@ -461,12 +462,12 @@ class Supervisor:
             if job.kill is not None and job.spawned_at < scan.began:
                 alive = [process for process in members if not process.is_dead]
                 send = job.kill.record_scan(scan.began, alive, is_clear=is_clear, is_still=is_still)
-                self._advance_kill(job, job.kill, send, alive)
+                self._report(tree_signals.advance_kill(job, send, alive))
             for mark, kill in list(job.cell_kills.items()):
                 if kill.asked_at < scan.began:
-                    self._advance_cell_kill(
-                        job, mark, scan.began, members, is_clear=is_clear, is_still=is_still
-                    )
+                    alive = job.find_of_cell(mark, members)
+                    send = kill.record_scan(scan.began, alive, is_clear=is_clear, is_still=is_still)
+                    self._report(tree_signals.advance_cell_kill(job, mark, send, alive, members))
             if not job.signals and not any(kill.is_eager(scan.began) for kill in job.kills):
                 self._attended_jobs.pop(job.tag, None)
             if (
@@ -540,40 +541,9 @@ class Supervisor:
         if short is not None:
             self._channel.send(short)
 
+    def _report(self, end: Killed | CellKilled | None) -> None:
+        if end is not None:
+            self._channel.send(end)
+
     def _accounts(self, *, if_awake: bool = False) -> list[Account]:
         return [job.account for job in self.jobs.values() if not (if_awake and job.is_idle)]
-
-    def _advance_kill(
-        self, job: Job, kill: TreeKill, send: Send | None, alive: list[process_tree.Process]
-    ) -> None:
-        if send is not None:
-            tree_signals.send_kill_signals(kill.phase, send, alive)
-        elif job.reaped_at is not None:
-            # A leader that is dead but not reaped yet keeps the kill: the loop's next turn reaps
-            # the leader, and so Killed comes after Exited.
-            job.kill = None
-        if not kill.is_reported and (job.kill is None or kill.survivors):
-            kill.is_reported = True
-            self._channel.send(Killed(job.tag, len(kill.killed), list(kill.survivors)))
-
-    def _advance_cell_kill(
-        self,
-        job: Job,
-        mark: int,
-        scan_began: float,
-        members: list[process_tree.Process],
-        *,
-        is_clear: bool,
-        is_still: bool,
-    ) -> None:
-        kill = job.cell_kills[mark]
-        alive = job.find_of_cell(mark, members)
-        send = kill.record_scan(scan_began, alive, is_clear=is_clear, is_still=is_still)
-        if send is None:
-            del job.cell_kills[mark]
-        else:
-            spared = [member for member in members if member not in alive]
-            tree_signals.send_kill_signals(kill.phase, send, alive, spared)
-        if not kill.is_reported and (send is None or kill.survivors):
-            kill.is_reported = True
-            self._channel.send(CellKilled(job.tag, mark, len(kill.killed), list(kill.survivors)))

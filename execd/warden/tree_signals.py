@@ -11,6 +11,7 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
+from execd.proc.messages import CellKilled, Killed
 from execd.warden.job import send_signal
 from execd.warden.tree_kill import Phase
 
@@ -50,6 +51,41 @@ def send_waiting_signals(job: Job, scan_began: float, members: Collection[Proces
         for process in reached:
             if not process.is_dead:
                 send_signal(process.pid, number)
+
+
+def advance_kill(job: Job, send: Send | None, alive: list[Process]) -> Killed | None:
+    """Do what the kill of the job's tree calls for after a scan. Returns the report that is due.
+
+    ``send``: of ``TreeKill.record_scan``; None: the kill is over. ``alive``: the living members.
+    """
+    kill = job.kill
+    assert kill is not None
+    if send is not None:
+        send_kill_signals(kill.phase, send, alive)
+    elif job.reaped_at is not None:
+        # A leader that is dead but not reaped yet keeps the kill: the loop's next turn reaps the
+        # leader, and so Killed comes after Exited.
+        job.kill = None
+    if kill.is_reported or (job.kill is not None and not kill.survivors):
+        return None
+    kill.is_reported = True
+    return Killed(job.tag, len(kill.killed), list(kill.survivors))
+
+
+def advance_cell_kill(
+    job: Job, mark: int, send: Send | None, alive: list[Process], members: list[Process]
+) -> CellKilled | None:
+    """As ``advance_kill``, for a cell. ``alive``: the cell's processes."""
+    kill = job.cell_kills[mark]
+    if send is None:
+        del job.cell_kills[mark]
+    else:
+        spared = [member for member in members if member not in alive]
+        send_kill_signals(kill.phase, send, alive, spared)
+    if kill.is_reported or (send is not None and not kill.survivors):
+        return None
+    kill.is_reported = True
+    return CellKilled(job.tag, mark, len(kill.killed), list(kill.survivors))
 
 
 def send_kill_signals(

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from execd.proc import message_codec
-from execd.proc.channel import Channel, Closed, _close
+from execd.proc.channel import Channel, Closed, close_all
 from execd.proc.messages import Fault, MemfdLost, Ping, ProtocolError, Spawn
 from execd.proc.program_block import pack
 from tests.profiles import examples
@@ -408,6 +408,6 @@ def test_every_descriptor_that_came_is_closed_number_0_too(monkeypatch: pytest.M
     descriptor that somebody has taken over."""
     closed: list[int] = []
     monkeypatch.setattr(os, "close", closed.append)
-    _close([0, -1, 7])
+    close_all([0, -1, 7])
     monkeypatch.undo()
-    assert closed == [0, 7]
+    assert closed == [7, 0]

@@ -20,7 +20,7 @@ from execd.warden import job as job_module
 from execd.warden import launcher as module
 from execd.warden.launcher import FORK_TRIES, Launcher
 from execd.warden.own_peak import OwnPeak
-from execd.warden.starts import Received, StartedProgram
+from execd.warden.spawner import Received, StartedProgram
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,7 +80,7 @@ def failures(
         assert launcher._spawn_watch.words.begun_at, "the watch knows of the fork"
         return found.pop(0) if found else None
 
-    monkeypatch.setattr(launcher.starts, "start", start)
+    monkeypatch.setattr(launcher.spawner, "start", start)
     monkeypatch.setattr(module, "FORK_RETRY_SECONDS", 0.0)
     return found
 

@@ -12,12 +12,12 @@ from types import SimpleNamespace
 from execd.proc import program_block, spawn
 from execd.proc.channel import Channel
 from execd.proc.messages import NULL_DEVICE, Exited, Kill, Killed, Ping, Spawn, Spawned
-from execd.warden import main as warden_main
-from execd.warden.starts import EndOfCall, Outcome, Received, StartedProgram
+from execd.warden.loop import Warden
+from execd.warden.spawner import EndOfCall, Outcome, Received, StartedProgram
 spawn.prepare()
 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 daemon = Channel(theirs)
-warden = warden_main.Warden(Channel(ours), oom_score=None, former_limits=())
+warden = Warden(Channel(ours), oom_score=None, former_limits=())
 calls, script = [], []
 state = SimpleNamespace(in_flight=[])
 
@@ -36,7 +36,7 @@ class Scripted:
         calls.append(call)
         outcome, state.in_flight = script.pop(0)
         return outcome
-warden._starts = Scripted()
+warden._spawner = Scripted()
 
 def outcome(end_of_call, *, in_flight=(), **fields):
     "An outcome of the script."
@@ -74,7 +74,7 @@ def serve(until=None):
 
 def make_calm():
     "No work is due but that of young jobs."
-    warden._supervisor.work_beside_starts = lambda now: True
+    warden._supervisor.work_beside_programs_in_flight = lambda now: True
 
 def told():
     "The messages for the daemon."

@@ -19,7 +19,7 @@ from execd.proc.program_block import pack
 from execd.proc.task_meter import TaskMeter
 from execd.warden import supervisor as supervisor_module
 from execd.warden.job import Job
-from execd.warden.starts import EndOfCall, Outcome
+from execd.warden.spawner import EndOfCall, Outcome
 from execd.warden.supervisor import Supervisor
 from execd.warden.tree_kill import Phase
 from tests.gvisor import is_gvisor
@@ -327,7 +327,7 @@ def test_a_count_that_is_no_reason_to_act_is_made_beside_starts(
 ) -> None:
     make_count_due(supervisor)
     now = time.monotonic()
-    assert supervisor.work_beside_starts(now)
+    assert supervisor.work_beside_programs_in_flight(now)
     assert supervisor._schedule.next_count > now
     assert brake.room >= ROOM
 
@@ -338,7 +338,7 @@ def test_a_count_that_looks_like_a_bomb_is_left_to_the_loop(
     make_count_due(supervisor)
     n_tasks, position = meter.read()
     monkeypatch.setattr(meter, "read", lambda: (n_tasks + 10_000, position + 10_000))
-    assert not supervisor.work_beside_starts(time.monotonic())
+    assert not supervisor.work_beside_programs_in_flight(time.monotonic())
     assert supervisor.is_count_due
 
 
@@ -347,7 +347,7 @@ def test_a_count_over_the_limit_of_a_tree_is_left_to_the_loop(
 ) -> None:
     make_count_due(supervisor)
     monkeypatch.setattr(meter, "read", lambda: (LIMIT + 1, 1))
-    assert not supervisor.work_beside_starts(time.monotonic())
+    assert not supervisor.work_beside_programs_in_flight(time.monotonic())
     assert supervisor.is_count_due
 
 
@@ -367,8 +367,8 @@ def test_beside_a_kill_a_scan_or_a_stop_the_supervisor_is_not_calm(
 
 def test_a_scan_that_is_due_ends_the_starts(supervisor: Supervisor) -> None:
     now = time.monotonic()
-    assert supervisor.work_beside_starts(now)
-    assert not supervisor.work_beside_starts(supervisor.next_due + 60.0)
+    assert supervisor.work_beside_programs_in_flight(now)
+    assert not supervisor.work_beside_programs_in_flight(supervisor.next_due + 60.0)
 
 
 def test_a_sample_that_calls_for_a_scan_ends_the_starts(
@@ -377,5 +377,5 @@ def test_a_sample_that_calls_for_a_scan_ends_the_starts(
     now = time.monotonic()
     supervisor.memory.next_sample = now
     monkeypatch.setattr(supervisor.memory, "sample", lambda _accounts: True)
-    assert not supervisor.work_beside_starts(now)
+    assert not supervisor.work_beside_programs_in_flight(now)
     assert supervisor.next_due == 0.0, "the scan has begun"

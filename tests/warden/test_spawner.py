@@ -22,7 +22,7 @@ from execd.proc.messages import NULL_DEVICE, Exited, Ping, Spawn
 from execd.proc.task_meter import TaskMeter
 from tests.gvisor import is_gvisor
 from execd.warden.fork_bombs import BrakeFigures
-from execd.warden.starts import Starts
+from execd.warden.spawner import Spawner
 from execd.warden.spawn_watch import WatchWords
 from tests.patience import patience
 LONG, PEAK = 6.0, 1 << 40
@@ -36,13 +36,13 @@ null = os.open(os.devnull, os.O_WRONLY)
 def made(patience=20, look_pause=0):
     "More patience than a program needs to end, and than the warden has."
     meter = TaskMeter()
-    starts = Starts(
+    spawner = Spawner(
         channel=ours.fileno(), child_signals=signals, loadavg_fd=meter.loadavg_fd,
         traits=kernel_traits.find()._replace(look_pause_seconds=look_pause), leads_session=True,
         oom_score=None, former_limits=[], nice=0, watch=words,
     )
-    starts._fields.patience = int(patience * 10**9)
-    return starts
+    spawner._fields.patience = int(patience * 10**9)
+    return spawner
 
 def ask(tag, *argv, cwd="/", **fields):
     block = program_block.pack(argv, {}, cwd)
@@ -59,17 +59,17 @@ def told():
     select.select([theirs], [], [])
     return daemon.receive()[0]
 
-def begin(starts, seconds=LONG, brake=None, peak=PEAK):
-    return starts.serve(time.monotonic() + seconds, brake, peak)
+def begin(spawner, seconds=LONG, brake=None, peak=PEAK):
+    return spawner.serve(time.monotonic() + seconds, brake, peak)
 
-def serve(starts=None, **options):
+def serve(spawner=None, **options):
     "As a caller that takes all programs at the end of the call."
-    starts = starts or made()
-    outcome = begin(starts, **options)
-    return outcome._replace(programs=[*outcome.programs, *starts.take_all()])
+    spawner = spawner or made()
+    outcome = begin(spawner, **options)
+    return outcome._replace(programs=[*outcome.programs, *spawner.take_all()])
 
-def go_on(starts, seconds=LONG, **options):
-    return starts.go_on(time.monotonic() + seconds, **options)
+def go_on(spawner, seconds=LONG, **options):
+    return spawner.go_on(time.monotonic() + seconds, **options)
 
 BUSY = "while [ ! -e {0}/end ]; do :; done; exit 3"
 def end(folder):
@@ -148,9 +148,9 @@ print(newest == (0 if is_gvisor() else max(end.pid for end in ends)), len({e.pid
 
 def test_no_descriptor_of_a_program_stays_open() -> None:
     lines = """
-starts = made()
+spawner = made()
 before = set(os.listdir("/proc/self/fd"))
-serve_until_ended(*["exit 0"] * 8, starts=starts)
+serve_until_ended(*["exit 0"] * 8, spawner=spawner)
 print(set(os.listdir("/proc/self/fd")) == before)
 """
     assert told(UNTIL_ENDED + lines) == ["True"]
@@ -259,14 +259,14 @@ print(found(serve(made(1.5, look_pause=0.2))), time.monotonic() - began > 1)
 @in_gvisor
 def test_programs_in_flight_go_on_after_the_time_is_over() -> None:
     lines = """
-starts = made()
+spawner = made()
 with tempfile.TemporaryDirectory() as folder:
     sh(5, BUSY.format(folder))
-    outcome = begin(starts, seconds=0.2)
+    outcome = begin(spawner, seconds=0.2)
     print(outcome.end_of_call.name, found(outcome), is_pending())
     end(folder)
-    outcome = go_on(starts, may_start=False)
-print(outcome.end_of_call.name, found(outcome), told().wait_status, starts.take_all())
+    outcome = go_on(spawner, may_start=False)
+print(outcome.end_of_call.name, found(outcome), told().wait_status, spawner.take_all())
 """
     assert told(lines) == [
         "TIME_IS_OVER ([], 'NoneType', 0) False",
@@ -277,14 +277,14 @@ print(outcome.end_of_call.name, found(outcome), told().wait_status, starts.take_
 @in_gvisor
 def test_a_call_that_may_start_nothing_ends_with_the_programs_in_flight() -> None:
     lines = """
-starts = made()
+spawner = made()
 with tempfile.TemporaryDirectory() as folder:
     sh(5, BUSY.format(folder))
-    begin(starts, seconds=0.2)
+    begin(spawner, seconds=0.2)
     sh(6, "exit 0")
     end(folder)
     began = time.monotonic()
-    outcome = go_on(starts, may_start=False)
+    outcome = go_on(spawner, may_start=False)
 print(outcome.end_of_call.name, found(outcome), time.monotonic() - began < LONG)
 print(told().tag, bool(select.select([ours], [], [], 0)[0]))
 """
@@ -295,15 +295,15 @@ print(told().tag, bool(select.select([ours], [], [], 0)[0]))
 def test_only_the_programs_that_wait_are_given_back() -> None:
     """The others go on, and a child that was given back is no sign that they have left anything."""
     lines = """
-starts = made(look_pause=0.1)
+spawner = made(look_pause=0.1)
 with tempfile.TemporaryDirectory() as folder:
     sh(5, BUSY.format(folder))
     sh(6, "sleep 60")
-    outcome = begin(starts)
+    outcome = begin(spawner)
     print(outcome.end_of_call.name, found(outcome))
     end(folder)
-    outcome = go_on(starts, may_start=False)
-print(outcome.end_of_call.name, found(outcome), told().tag, starts.take_all())
+    outcome = go_on(spawner, may_start=False)
+print(outcome.end_of_call.name, found(outcome), told().tag, spawner.take_all())
 """
     assert told(lines) == [
         "PROGRAMS_WAIT ([(6, None)], 'NoneType', 0)",
@@ -314,14 +314,14 @@ print(outcome.end_of_call.name, found(outcome), told().tag, starts.take_all())
 @in_gvisor
 def test_what_a_program_leaves_after_it_was_given_back_ends_the_proofs() -> None:
     lines = """
-starts = made(look_pause=0.1)
+spawner = made(look_pause=0.1)
 with tempfile.TemporaryDirectory() as folder:
     sh(5, BUSY.format(folder))
     os.mkfifo(f"{folder}/go")
     sh(6, f"read line < {folder}/go; (sleep 60 & ) ; : > {folder}/end; sleep 60")
-    print(found(begin(starts)))
+    print(found(begin(spawner)))
     open(f"{folder}/go", "w").close()
-    outcome = go_on(starts)
+    outcome = go_on(spawner)
 print(outcome.end_of_call.name, found(outcome), outcome.has_more)
 """
     assert told(lines) == [
@@ -363,21 +363,21 @@ with tempfile.TemporaryDirectory() as folder:
 @natively
 def test_past_the_largest_pid_the_caller_counts_anew() -> None:
     lines = """
-starts = made()
+spawner = made()
 def next_pid(pid):
     with open("/proc/sys/kernel/ns_last_pid", "w") as file:
         file.write(str(pid - 1))
 def work():
     print(told().pid)
-    starts._fields.patience = 10**8
+    spawner._fields.patience = 10**8
     next_pid(400)
     sh(6, "sleep 60")
 threading.Thread(target=work, daemon=True).start()
 next_pid(20_000)
 sh(5, "exit 0")
-outcome = serve(starts)
+outcome = serve(spawner)
 while not outcome.n_forgotten:
-    outcome = serve(starts)
+    outcome = serve(spawner)
 print(found(outcome), outcome.newest_pid, outcome.programs[0].pid)
 """
     assert told(lines) == ["20000", "([(6, None)], 'NoneType', 1) 20000 400"]
@@ -398,10 +398,10 @@ block = program_block.pack(["/bin/sh", "-c", "exit 3"], {{}}, "/")
 named = dict(uid=None, gid=None, groups=None, announce=False, terminal=False)
 spawn = Spawn(5, block, [0, 0, 0], limits=[], processes=0, marker="m", **named | dict({fields}))
 daemon.send(spawn, [writer])
-starts = made()
-outcome = serve(starts)
+spawner = made()
+outcome = serve(spawner)
 while not (outcome.n_forgotten or outcome.programs or outcome.received):
-    outcome = serve(starts)
+    outcome = serve(spawner)
 print(found(outcome), told().wait_status)
 """
     assert told(lines) == ["([], 'NoneType', 1) 768"]
@@ -419,15 +419,15 @@ print(found(serve()), time.monotonic() - began < patience(5))
 # Starts of programs that the caller has received.
 
 STARTING = r"""
-def start(tag, line, starts=None, *, padding="", descriptors=None, **fields):
-    "Returns the starts and the failure."
+def start(tag, line, spawner=None, *, padding="", descriptors=None, **fields):
+    "Returns the spawner and the failure."
     block = program_block.pack(["/bin/sh", "-c", line, padding], {}, fields.pop("cwd", "/"))
     named = dict(uid=None, gid=None, groups=None, limits=[], processes=0, marker="m")
     message = Spawn(tag, block, [NULL_DEVICE, 0, 1], False, announce=False, **named | fields)
     if descriptors is None:
         descriptors = [os.dup(null), os.dup(null)]
-    starts = starts or made()
-    return starts, starts.start(message, descriptors, None, PEAK)
+    spawner = spawner or made()
+    return spawner, spawner.start(message, descriptors, None, PEAK)
 """
 
 
@@ -435,12 +435,12 @@ def test_a_program_of_the_caller_is_in_flight_and_its_end_is_reported() -> None:
     lines = """
 with tempfile.TemporaryDirectory() as folder:
     descriptors = [os.dup(null), os.dup(null)]
-    starts, failure = start(5, BUSY.format(folder), memory_bytes=1 << 30, descriptors=descriptors)
-    print(failure, descriptors, starts.has_in_flight)
+    spawner, failure = start(5, BUSY.format(folder), memory_bytes=1 << 30, descriptors=descriptors)
+    print(failure, descriptors, spawner.has_in_flight)
     end(folder)
-    outcome = go_on(starts)
-starts.take_all()
-print(found(outcome), told().wait_status, starts.has_in_flight)
+    outcome = go_on(spawner)
+spawner.take_all()
+print(found(outcome), told().wait_status, spawner.has_in_flight)
 """
     assert told(STARTING + lines) == [
         "None [] True",
@@ -452,9 +452,9 @@ print(found(outcome), told().wait_status, starts.has_in_flight)
 def test_a_program_of_the_caller_is_given_back_with_its_request(padding: int) -> None:
     """At once, if the request is long."""
     lines = f"""
-starts, failure = start(5, "sleep 60", made(0.1), padding="x" * {padding})
-outcome = go_on(starts)
-programs = [*outcome.programs, *starts.take_all()]
+spawner, failure = start(5, "sleep 60", made(0.1), padding="x" * {padding})
+outcome = go_on(spawner)
+programs = [*outcome.programs, *spawner.take_all()]
 request, descriptors = daemon.unpack(*programs[0].request)
 print(failure, len(programs), request.tag, len(request.program) > {padding}, len(descriptors))
 """
@@ -464,9 +464,9 @@ print(failure, len(programs), request.tag, len(request.program) > {padding}, len
 def test_a_program_joins_one_that_the_caller_has_started() -> None:
     lines = """
 with tempfile.TemporaryDirectory() as folder:
-    starts, _ = start(5, BUSY.format(folder))
+    spawner, _ = start(5, BUSY.format(folder))
     sh(6, f": > {folder}/end; exit 4")
-    outcome = go_on(starts)
+    outcome = go_on(spawner)
 print(sorted((told().tag for _ in range(outcome.n_forgotten))), found(outcome)[0])
 """
     assert told(STARTING + lines) == ["[5, 6] []"]
@@ -475,11 +475,11 @@ print(sorted((told().tag for _ in range(outcome.n_forgotten))), found(outcome)[0
 def test_a_failed_start_of_the_caller_is_told_and_leaves_the_descriptors() -> None:
     lines = """
 descriptors = [os.dup(null), os.dup(null)]
-starts, failure = start(5, "exit 0", cwd="/missing", descriptors=descriptors)
-print(failure, len(descriptors), starts.has_in_flight, starts.take_all())
+spawner, failure = start(5, "exit 0", cwd="/missing", descriptors=descriptors)
+print(failure, len(descriptors), spawner.has_in_flight, spawner.take_all())
 print(os.wait()[1] >> 8)
-print(start(6, "exit 0", starts, limits=[[0, 1, 1]] * 25)[1])
-print(start(7, "exit 0", starts)[1])
+print(start(6, "exit 0", spawner, limits=[[0, 1, 1]] * 25)[1])
+print(start(7, "exit 0", spawner)[1])
 """
     assert told(STARTING + lines) == [
         "('cwd', 2) 2 False []",
@@ -654,17 +654,17 @@ for _ in range(2):
         os._exit(0)
     os.waitid(os.P_PID, others[-1], os.WEXITED | os.WNOWAIT)
 os.read(signals, 4096)
-starts = made()
+spawner = made()
 sh(5, "while :; do :; done")
 sh(6, "exit 3")
-outcome = begin(starts)
+outcome = begin(spawner)
 print(outcome.end_of_call.name, found(outcome))
 for n_left in (2, 1):
     others.remove(outcome.stranger)
     os.waitpid(outcome.stranger, 0)
-    outcome = go_on(starts, seconds=0.2)
+    outcome = go_on(spawner, seconds=0.2)
     print(outcome.end_of_call.name, found(outcome), outcome.has_more)
-print(others, len(starts.take_all()))
+print(others, len(spawner.take_all()))
 """
     assert told(lines) == [
         "STRANGER_HAS_ENDED ([], 'NoneType', 1)",
@@ -678,11 +678,11 @@ print(others, len(starts.take_all()))
 def test_a_stopped_program_hides_no_other_end() -> None:
     """waitid(2) tells of one child, and a program that the init traces stays the first."""
     lines = """
-starts = made(3)
+spawner = made(3)
 code = "import ctypes, os; ctypes.CDLL(None).ptrace(0, 0, 0, 0); os.kill(os.getpid(), 19)"
 ask(5, sys.executable, "-c", code)
-outcome = begin(starts, seconds=2)
-print(outcome.end_of_call.name, outcome.has_more, len(starts.take_all()))
+outcome = begin(spawner, seconds=2)
+print(outcome.end_of_call.name, outcome.has_more, len(spawner.take_all()))
 """
     assert told(lines) == ["TIME_IS_OVER True 1"]
 

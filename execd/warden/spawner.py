@@ -1,5 +1,5 @@
-"""Starts: one call of C that starts all programs, and serves the daemon as long as the requests are
-starts of programs that end at once (``_starts.c``).
+"""The spawner: one call of C that starts all programs, and serves the daemon as long as nothing
+comes but starts of programs that end at once (``_spawner.c``).
 
 Most programs end within a millisecond and leave no process behind. Such a program never becomes a
 job. A job costs much more: entries in the tables, a scan of /proc, counts of tasks, and turns of
@@ -29,7 +29,7 @@ alone. Three rules keep that right:
   * A child that has ended and is no program in flight is reaped by its pid, and only if a job has
     the pid: ``wait4(-1)`` would also reap programs in flight.
   * Scans, kills and freezes come after ``take_all``, so no scan meets a program without a job.
-  * The brake belongs to the starts or to the supervisor. Where the starts have armed the brake and
+  * The brake belongs to the spawner or to the supervisor. Where the spawner has armed the brake and
     a program becomes a job, all programs in flight become jobs.
 """
 
@@ -84,7 +84,7 @@ class _Program(ctypes.Structure):
     )
 
 
-class _Starts(ctypes.Structure):
+class _Spawner(ctypes.Structure):
     _fields_ = (
         ("channel", ctypes.c_int32),
         ("signals", ctypes.c_int32),
@@ -123,17 +123,17 @@ class _Starts(ctypes.Structure):
 
 
 _library = spawn.load_library()
-_library.execd_serve.argtypes = [ctypes.POINTER(_Starts)]
+_library.execd_serve.argtypes = [ctypes.POINTER(_Spawner)]
 _library.execd_start_one.argtypes = [
-    ctypes.POINTER(_Starts),
+    ctypes.POINTER(_Spawner),
     ctypes.c_char_p,
     ctypes.c_int64,
     ctypes.POINTER(ctypes.c_int32),
     ctypes.c_int32,
     ctypes.POINTER(spawn.FailureFields),
 ]
-_library.execd_starts_bytes.restype = ctypes.c_size_t
-assert ctypes.sizeof(_Starts) == _library.execd_starts_bytes()
+_library.execd_spawner_bytes.restype = ctypes.c_size_t
+assert ctypes.sizeof(_Spawner) == _library.execd_spawner_bytes()
 
 
 class ProgramEnd(NamedTuple):
@@ -198,7 +198,7 @@ class Outcome(NamedTuple):
     """A child may wait to be reaped, and its SIGCHLD has been taken."""
 
 
-class Starts:
+class Spawner:
     """Starts programs and serves requests, with descriptors that live as long as the process."""
 
     def __init__(
@@ -230,7 +230,7 @@ class Starts:
         )
         self._datagram = b""
         """Of the latest start by ``start``: the C refers to a long message."""
-        self._fields = _Starts(
+        self._fields = _Spawner(
             channel=channel,
             signals=child_signals,
             in_gvisor=loadavg_fd < 0,

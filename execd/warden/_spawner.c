@@ -1,5 +1,5 @@
 /*
- * All starts: programs are received, started, reaped and reported by one call. starts.py is the
+ * All starts: programs are received, started, reaped and reported by one call. spawner.py is the
  * front, and says why, and what is left to the caller.
  *
  * A program is reaped here only with a proof that the program has left nothing. Natively the proof
@@ -75,7 +75,7 @@ enum {
     KIND_SPAWN = 1,
     KIND_EXITED = 2,
     NULL_DEVICE = -1, /* messages.py */
-    NULL_FD = 0,      /* starts.py */
+    NULL_FD = 0,      /* spawner.py */
 };
 
 /* packed_messages.py */
@@ -131,7 +131,7 @@ struct started_program {
     int32_t is_given_back;     /* to the caller, who lets the others go on */
 };
 
-/* Why a call has ended: starts.py. */
+/* Why a call has ended: spawner.py. */
 enum end_of_call {
     TIME_IS_OVER = 1,
     STRANGER_HAS_ENDED = 2,
@@ -139,7 +139,7 @@ enum end_of_call {
     CALLER_TAKES_ALL = 4,
 };
 
-struct starts {
+struct spawner {
     /* For life. */
     int32_t channel, signals;
     int32_t in_gvisor;
@@ -203,31 +203,31 @@ static int64_t cpu_time(int64_t pid)
 }
 
 /* A buffer of no program in flight. */
-static char *free_datagram(const struct starts *starts)
+static char *free_datagram(const struct spawner *spawner)
 {
     for (int i = 0;; i++) {
         int is_used = 0;
-        for (int j = 0; j < starts->n_programs; j++)
-            is_used |= starts->programs[j].datagram == datagrams[i];
+        for (int j = 0; j < spawner->n_programs; j++)
+            is_used |= spawner->programs[j].datagram == datagrams[i];
         if (!is_used)
             return datagrams[i];
     }
 }
 
-/* Receive a message into `starts->received`. Returns 0 if there is none: the caller then meets the
+/* Receive a message into `spawner->received`. Returns 0 if there is none: the caller then meets the
  * reason. */
-static int receive(struct starts *starts)
+static int receive(struct spawner *spawner)
 {
     union {
         struct cmsghdr header;
         char bytes[CMSG_SPACE(MAX_FDS * sizeof(int32_t))];
     } control;
-    struct started_program *received = &starts->received;
-    char *datagram = free_datagram(starts);
+    struct started_program *received = &spawner->received;
+    char *datagram = free_datagram(spawner);
     struct iovec into = {.iov_base = datagram, .iov_len = MAX_DATAGRAM_BYTES};
     struct msghdr message = {.msg_iov = &into, .msg_iovlen = 1, .msg_control = &control,
                              .msg_controllen = sizeof control};
-    ssize_t n = recvmsg(starts->channel, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    ssize_t n = recvmsg(spawner->channel, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (n <= 0)
         return 0;
     memset(received, 0, sizeof *received);
@@ -244,11 +244,11 @@ static int receive(struct starts *starts)
 
 /* Take the request of a Spawn apart. Returns 0 for every other message, and for a Spawn that is
  * malformed or has lost descriptors on the way. */
-static int parse(const struct starts *starts, struct packed_spawn *fields, struct limit *limits,
+static int parse(const struct spawner *spawner, struct packed_spawn *fields, struct limit *limits,
                  int32_t *fds, struct spawn_request *request)
 {
     static gid_t groups[NGROUPS_MAX];
-    const struct started_program *received = &starts->received;
+    const struct started_program *received = &spawner->received;
     const char *payload = received->datagram + HEADER_BYTES;
     int64_t size = received->datagram_bytes - HEADER_BYTES;
     if (size < (int64_t)sizeof *fields || received->datagram[0] != FORM_INLINE ||
@@ -257,7 +257,7 @@ static int parse(const struct starts *starts, struct packed_spawn *fields, struc
     memcpy(fields, payload, sizeof *fields);
     int32_t n_groups = fields->n_groups < 0 ? 0 : fields->n_groups;
     if (fields->kind != KIND_SPAWN || n_groups > NGROUPS_MAX || fields->n_stdio < 3 ||
-        fields->n_stdio > MAX_FDS || starts->n_limits + fields->n_limits > MAX_LIMITS)
+        fields->n_stdio > MAX_FDS || spawner->n_limits + fields->n_limits > MAX_LIMITS)
         return 0;
     int64_t limits_at = sizeof *fields;
     int64_t stdio_at = limits_at + fields->n_limits * (int64_t)sizeof(struct packed_limit);
@@ -267,11 +267,11 @@ static int parse(const struct starts *starts, struct packed_spawn *fields, struc
     if (program_at + fields->program_bytes != size)
         return 0;
     memcpy(groups, payload + groups_at, (size_t)n_groups * sizeof(gid_t));
-    memcpy(limits, starts->limits, (size_t)starts->n_limits * sizeof *limits);
+    memcpy(limits, spawner->limits, (size_t)spawner->n_limits * sizeof *limits);
     for (int i = 0; i < fields->n_limits; i++) {
         struct packed_limit limit;
         memcpy(&limit, payload + limits_at + i * (int64_t)sizeof limit, sizeof limit);
-        limits[starts->n_limits + i] = (struct limit){limit.resource, 0, limit.soft, limit.hard};
+        limits[spawner->n_limits + i] = (struct limit){limit.resource, 0, limit.soft, limit.hard};
     }
     for (int i = 0; i < fields->n_stdio; i++) {
         int32_t index;
@@ -285,7 +285,7 @@ static int parse(const struct starts *starts, struct packed_spawn *fields, struc
     }
     /* A program with a terminal leads a session in any case. */
     uint32_t flags = fields->flags & FLAG_TERMINAL ? FLAG_CONTROLLING_TERMINAL
-                                                   : (uint32_t)starts->spawn_flags;
+                                                   : (uint32_t)spawner->spawn_flags;
     *request = (struct spawn_request){
         .size = sizeof *request,
         .flags = FLAG_IS_PREPARED | flags,
@@ -294,95 +294,95 @@ static int parse(const struct starts *starts, struct packed_spawn *fields, struc
         .fds = fds,
         .limits = limits,
         .n_fds = fields->n_stdio,
-        .n_limits = starts->n_limits + fields->n_limits,
+        .n_limits = spawner->n_limits + fields->n_limits,
         .groups = groups,
         .n_groups = fields->n_groups < 0 ? -1 : n_groups,
         .uid = fields->uid, /* UINT32_MAX: keep */
         .gid = fields->gid,
-        .nice = starts->nice,
-        .oom_score_fd = starts->oom_score_fd,
-        .oom_score = starts->oom_score,
+        .nice = spawner->nice,
+        .oom_score_fd = spawner->oom_score_fd,
+        .oom_score = spawner->oom_score,
     };
     return 1;
 }
 
 /* Arm the brake with the figures of ForkBombs.brake_figures, for the lowest limit in flight: a
  * program may be a bomb that grows before the next count. */
-static void arm_brake(struct starts *starts, uint64_t limit)
+static void arm_brake(struct spawner *spawner, uint64_t limit)
 {
     if (limit > INT32_MAX)
         limit = INT32_MAX;
-    if (limit != 0 && (starts->least_limit == 0 || (int64_t)limit < starts->least_limit))
-        starts->least_limit = (int64_t)limit;
-    if (!starts->may_arm || starts->least_limit == 0)
+    if (limit != 0 && (spawner->least_limit == 0 || (int64_t)limit < spawner->least_limit))
+        spawner->least_limit = (int64_t)limit;
+    if (!spawner->may_arm || spawner->least_limit == 0)
         return;
-    int64_t count = execd_brake_count(starts->loadavg);
+    int64_t count = execd_brake_count(spawner->loadavg);
     if (count < 0)
         return; /* unknown: the next count arms the brake */
     /* What programs in flight have started does not raise the limit. (Natively their pids are
      * consecutive, or the call ends.) */
-    if (starts->in_gvisor && starts->armed_limit != 0 && count > starts->armed_from + 1)
-        count = starts->armed_from + 1;
-    int64_t room = starts->brake_base + starts->least_limit;
-    starts->armed_from = count;
-    starts->armed_limit = count + (room > 0 ? room : 0) + starts->brake_spare;
-    execd_brake_arm(starts->armed_from, starts->armed_limit, 0);
+    if (spawner->in_gvisor && spawner->armed_limit != 0 && count > spawner->armed_from + 1)
+        count = spawner->armed_from + 1;
+    int64_t room = spawner->brake_base + spawner->least_limit;
+    spawner->armed_from = count;
+    spawner->armed_limit = count + (room > 0 ? room : 0) + spawner->brake_spare;
+    execd_brake_arm(spawner->armed_from, spawner->armed_limit, 0);
 }
 
-static void release_brake(struct starts *starts)
+static void release_brake(struct spawner *spawner)
 {
-    if (starts->armed_limit != 0)
+    if (spawner->armed_limit != 0)
         execd_brake_arm(0, 0, 0);
-    starts->armed_limit = starts->least_limit = 0;
+    spawner->armed_limit = spawner->least_limit = 0;
 }
 
 /* Start the received program. Returns the failure; with STEP_NONE the program is in flight.
  * `watch_is_awake`: the caller has woken the spawn watch. */
-static struct failure start(struct starts *starts, int watch_is_awake)
+static struct failure start(struct spawner *spawner, int watch_is_awake)
 {
     struct packed_spawn fields;
     struct limit limits[MAX_LIMITS];
     int32_t fds[MAX_FDS];
     struct spawn_request request;
     struct spawn_result result = {0};
-    struct started_program *received = &starts->received;
-    if (!parse(starts, &fields, limits, fds, &request))
+    struct started_program *received = &spawner->received;
+    if (!parse(spawner, &fields, limits, fds, &request))
         return (struct failure){STEP_REQUEST, EINVAL};
-    if (starts->in_gvisor && starts->n_programs == 0) {
-        int is_known = execd_note_children(starts->children, &known_children);
-        starts->noted_at = is_known ? now() : -SOON_IN_GVISOR; /* no list, no proof */
+    if (spawner->in_gvisor && spawner->n_programs == 0) {
+        int is_known = execd_note_children(spawner->children, &known_children);
+        spawner->noted_at = is_known ? now() : -SOON_IN_GVISOR; /* no list, no proof */
     }
-    arm_brake(starts, fields.processes);
+    arm_brake(spawner, fields.processes);
     received->begun_at = now();
-    if (execd_watch_begin(starts->watch, received->begun_at) && !watch_is_awake)
+    if (execd_watch_begin(spawner->watch, received->begun_at) && !watch_is_awake)
         result.failure = (struct failure){STEP_FORK, EAGAIN};
     else
         received->pid = execd_spawn(&request, &result);
-    starts->watch->begun_at = 0;
+    spawner->watch->begun_at = 0;
     /* A child that the watch has killed before the exec has run nothing of the program. */
-    if (result.failure.step == STEP_NONE && starts->watch->killed_pid == received->pid)
+    if (result.failure.step == STEP_NONE && spawner->watch->killed_pid == received->pid)
         result.failure = (struct failure){STEP_FORK, EAGAIN};
     if (result.failure.step != STEP_NONE) {
         received->pid = 0;
-        if (starts->n_programs == 0)
-            release_brake(starts);
+        if (spawner->n_programs == 0)
+            release_brake(spawner);
         return result.failure;
     }
     received->spawned_at = now();
     received->look_at = INT64_MAX;
-    if (starts->look_pause != 0)
-        received->look_at = received->spawned_at + starts->look_pause;
+    if (spawner->look_pause != 0)
+        received->look_at = received->spawned_at + spawner->look_pause;
     received->is_direct = result.was_direct;
     /* The daemon waits for the word of some starts. */
-    received->until = fields.flags & FLAG_ANNOUNCE ? 0 : received->spawned_at + starts->patience;
-    starts->programs[starts->n_programs++] = *received;
+    received->until = fields.flags & FLAG_ANNOUNCE ? 0 : received->spawned_at + spawner->patience;
+    spawner->programs[spawner->n_programs++] = *received;
     received->datagram_bytes = 0;
     return result.failure;
 }
 
 /* Report the end to the daemon. Returns 0 if the caller has to: the daemon takes no message at
  * present, or the program was larger than the warden has ever been (own_peak.py). */
-static int report(const struct starts *starts, const struct started_program *program)
+static int report(const struct spawner *spawner, const struct started_program *program)
 {
     struct packed_spawn fields;
     struct {
@@ -390,7 +390,7 @@ static int report(const struct starts *starts, const struct started_program *pro
         struct packed_exited exited;
     } __attribute__((packed)) datagram;
     const struct program_end *end = &program->end;
-    if (end->max_rss_kib > starts->known_peak_kib)
+    if (end->max_rss_kib > spawner->known_peak_kib)
         return 0;
     memcpy(&fields, program->datagram + HEADER_BYTES, sizeof fields);
     memset(&datagram, 0, sizeof datagram);
@@ -408,7 +408,7 @@ static int report(const struct starts *starts, const struct started_program *pro
         .spawn_seconds = (double)(program->spawned_at - program->begun_at) / 1e9,
         .is_direct = program->is_direct != 0,
     };
-    return send(starts->channel, &datagram, sizeof datagram, MSG_NOSIGNAL | MSG_DONTWAIT) ==
+    return send(spawner->channel, &datagram, sizeof datagram, MSG_NOSIGNAL | MSG_DONTWAIT) ==
            (ssize_t)sizeof datagram;
 }
 
@@ -439,48 +439,48 @@ static pid_t ended_child(void)
 
 /* Whether the programs in flight, ended or not, have started nothing: natively nothing at all, in
  * gVisor nothing that is left of the ended ones. */
-static int has_nothing_new(struct starts *starts)
+static int has_nothing_new(struct spawner *spawner)
 {
-    int64_t last_pid = starts->programs[starts->n_programs - 1].pid;
-    if (starts->in_gvisor) {
+    int64_t last_pid = spawner->programs[spawner->n_programs - 1].pid;
+    if (spawner->in_gvisor) {
         int64_t in_flight[MAX_IN_FLIGHT], time = now();
-        for (int i = 0; i < starts->n_programs; i++)
-            in_flight[i] = starts->programs[i].pid;
+        for (int i = 0; i < spawner->n_programs; i++)
+            in_flight[i] = spawner->programs[i].pid;
         /* An id of a known thread that has ended may be given out again, but not so soon. */
-        if (time - starts->noted_at > SOON_IN_GVISOR ||
-            !execd_has_no_new_child(starts->children, &known_children, in_flight,
-                                    starts->n_programs))
+        if (time - spawner->noted_at > SOON_IN_GVISOR ||
+            !execd_has_no_new_child(spawner->children, &known_children, in_flight,
+                                    spawner->n_programs))
             return 0;
-        starts->noted_at = time;
+        spawner->noted_at = time;
         return 1;
     }
-    if (starts->counted_pid > last_pid) {
+    if (spawner->counted_pid > last_pid) {
         /* The last program has ended before and is reaped. Its number is free, but the kernel does
          * not come back to the number so soon. (Past the largest pid the kernel begins again with
          * small pids: then nothing is proved any more in this call.) */
-        if (now() - starts->programs[0].spawned_at > SOON)
+        if (now() - spawner->programs[0].spawned_at > SOON)
             return 0;
-        last_pid = starts->counted_pid;
+        last_pid = spawner->counted_pid;
     }
-    if (execd_newest_pid(starts->loadavg) != last_pid)
+    if (execd_newest_pid(spawner->loadavg) != last_pid)
         return 0;
-    starts->counted_pid = last_pid;
+    spawner->counted_pid = last_pid;
     return 1;
 }
 
 /* Reap the programs that have ended, and report their ends. Returns 0 if the caller has to go on: a
  * program has left something, or an end is not reported. */
-static int reap(struct starts *starts)
+static int reap(struct spawner *spawner)
 {
     int ended[MAX_IN_FLIGHT], n_ended = 0, n_left = 0, is_done = 1;
-    for (int i = 0; i < starts->n_programs; i++)
-        n_ended += ended[i] = has_ended(starts->programs[i].pid);
+    for (int i = 0; i < spawner->n_programs; i++)
+        n_ended += ended[i] = has_ended(spawner->programs[i].pid);
     if (n_ended == 0)
         return 1;
-    if (!has_nothing_new(starts))
+    if (!has_nothing_new(spawner))
         return 0;
-    for (int i = 0; i < starts->n_programs; i++) {
-        struct started_program *program = &starts->programs[i];
+    for (int i = 0; i < spawner->n_programs; i++) {
+        struct started_program *program = &spawner->programs[i];
         struct rusage usage;
         if (ended[i] && wait4((pid_t)program->pid, &program->end.wait_status, WNOHANG, &usage) ==
                             (pid_t)program->pid) {
@@ -488,27 +488,27 @@ static int reap(struct starts *starts)
             program->end.max_rss_kib = usage.ru_maxrss;
             program->end.user_seconds = seconds(usage.ru_utime);
             program->end.system_seconds = seconds(usage.ru_stime);
-            starts->n_forgotten++;
+            spawner->n_forgotten++;
             /* First the pipes, then the report: the daemon reads the pipes next, and would wait in
              * a further turn of its loop for pipes that are still open here. */
             while (program->n_fds > 0)
                 (void)close(program->fds[--program->n_fds]);
-            if (report(starts, program))
+            if (report(spawner, program))
                 continue;
             is_done = 0;
         }
-        starts->programs[n_left++] = *program;
+        spawner->programs[n_left++] = *program;
     }
-    starts->n_programs = n_left;
+    spawner->n_programs = n_left;
     if (n_left == 0)
-        release_brake(starts);
+        release_brake(spawner);
     return is_done;
 }
 
-static int is_in_flight(const struct starts *starts, pid_t pid)
+static int is_in_flight(const struct spawner *spawner, pid_t pid)
 {
-    for (int i = 0; i < starts->n_programs; i++)
-        if (starts->programs[i].pid == pid)
+    for (int i = 0; i < spawner->n_programs; i++)
+        if (spawner->programs[i].pid == pid)
             return 1;
     return 0;
 }
@@ -516,18 +516,18 @@ static int is_in_flight(const struct starts *starts, pid_t pid)
 /* Give back the programs that wait, and those that have been in flight for too long. Returns when
  * the next of them may be due; 0: some are given back. A program waits if it has not computed
  * between two looks. */
-static int64_t give_back(struct starts *starts, int64_t time)
+static int64_t give_back(struct spawner *spawner, int64_t time)
 {
     int64_t next = INT64_MAX;
     int are_given_back = 0;
-    for (int i = 0; i < starts->n_programs; i++) {
-        struct started_program *program = &starts->programs[i];
+    for (int i = 0; i < spawner->n_programs; i++) {
+        struct started_program *program = &spawner->programs[i];
         int64_t end = program->until;
         if (program->look_at <= time) {
             int64_t before = program->cpu_time;
             program->cpu_time = cpu_time(program->pid);
             program->is_given_back = program->cpu_time <= before;
-            program->look_at = time + starts->look_pause;
+            program->look_at = time + spawner->look_pause;
         }
         program->is_given_back |= end <= time;
         are_given_back |= program->is_given_back;
@@ -540,38 +540,38 @@ static int64_t give_back(struct starts *starts, int64_t time)
 }
 
 /* Forget the programs that the caller has taken from the last call. They are known children now. */
-static void forget_given_back(struct starts *starts)
+static void forget_given_back(struct spawner *spawner)
 {
     int n_left = 0;
-    for (int i = 0; i < starts->n_programs; i++) {
-        struct started_program *program = &starts->programs[i];
+    for (int i = 0; i < spawner->n_programs; i++) {
+        struct started_program *program = &spawner->programs[i];
         if (!program->is_given_back)
-            starts->programs[n_left++] = *program;
+            spawner->programs[n_left++] = *program;
         else if (!execd_add_child(&known_children, program->pid))
-            starts->noted_at = -SOON_IN_GVISOR; /* there is no proof with half a list */
+            spawner->noted_at = -SOON_IN_GVISOR; /* there is no proof with half a list */
     }
-    starts->n_programs = n_left;
+    spawner->n_programs = n_left;
 }
 
 /* Read the signal, if one has come, and reap. First the signal is taken, and then the questions are
  * asked: one signal is for all children that have ended or stopped meanwhile (signal(7)). Returns
  * why the call ends; 0: the call goes on. */
-static int take_ends(struct starts *starts, int is_signalled)
+static int take_ends(struct spawner *spawner, int is_signalled)
 {
     struct signalfd_siginfo taken;
     if (is_signalled)
-        (void)!read(starts->signals, &taken, sizeof taken);
-    starts->has_more = 1;
-    if (!reap(starts))
+        (void)!read(spawner->signals, &taken, sizeof taken);
+    spawner->has_more = 1;
+    if (!reap(spawner))
         return CALLER_TAKES_ALL;
     /* Beside programs in flight another child may have ended, or a program may have stopped, with
      * the caller as its tracer. Natively the caller looks soon enough, and the programs are too
      * young to become jobs for that. */
-    if (starts->n_programs == 0 || starts->in_gvisor) {
+    if (spawner->n_programs == 0 || spawner->in_gvisor) {
         pid_t pid = ended_child();
-        starts->has_more = pid != 0;
-        if (pid != 0 && !is_in_flight(starts, pid)) {
-            starts->stranger = pid;
+        spawner->has_more = pid != 0;
+        if (pid != 0 && !is_in_flight(spawner, pid)) {
+            spawner->stranger = pid;
             return STRANGER_HAS_ENDED;
         }
     }
@@ -580,10 +580,10 @@ static int take_ends(struct starts *starts, int is_signalled)
 
 /* Whether the caller has nothing to do before the start. Memory is read before a tree with a limit
  * of memory begins; a lost descriptor is a failure with a word of its own. */
-static int is_for_us(const struct starts *starts)
+static int is_for_us(const struct spawner *spawner)
 {
     struct packed_spawn fields;
-    const struct started_program *received = &starts->received;
+    const struct started_program *received = &spawner->received;
     if (received->datagram_bytes < HEADER_BYTES + (int64_t)sizeof fields ||
         received->datagram[0] != FORM_INLINE || received->datagram[1] != received->n_fds)
         return 0;
@@ -592,96 +592,96 @@ static int is_for_us(const struct starts *starts)
 }
 
 /* See execd_serve. Returns why the call ends. */
-static int serve(struct starts *starts)
+static int serve(struct spawner *spawner)
 {
-    int is_over = 0, may_have_ended = starts->goes_on && starts->has_more;
+    int is_over = 0, may_have_ended = spawner->goes_on && spawner->has_more;
     while (!is_over && !execd_brake_may_have_fired()) {
         int64_t time = now();
         /* A program that has ended waits too, and then there is a signal to read. */
-        int64_t end = give_back(starts, time);
-        if (starts->until < end &&
-            (starts->in_gvisor || starts->n_programs == 0 || !starts->may_start))
-            end = starts->until;
+        int64_t end = give_back(spawner, time);
+        if (spawner->until < end &&
+            (spawner->in_gvisor || spawner->n_programs == 0 || !spawner->may_start))
+            end = spawner->until;
         /* User code can send SIGCHLD without end, and the daemon requests. */
-        is_over = end <= time || (!starts->may_start && starts->n_programs == 0);
+        is_over = end <= time || (!spawner->may_start && spawner->n_programs == 0);
         int64_t rest = is_over || may_have_ended ? 0 : end - time;
         struct timespec timeout = {.tv_sec = (time_t)(rest / 1000000000),
                                    .tv_nsec = (long)(rest % 1000000000)};
-        int has_room = starts->may_start && starts->n_programs < MAX_IN_FLIGHT &&
-                       time < starts->until;
-        struct pollfd fds[] = {{.fd = starts->signals, .events = POLLIN},
-                               {.fd = has_room ? starts->channel : -1, .events = POLLIN}};
+        int has_room = spawner->may_start && spawner->n_programs < MAX_IN_FLIGHT &&
+                       time < spawner->until;
+        struct pollfd fds[] = {{.fd = spawner->signals, .events = POLLIN},
+                               {.fd = has_room ? spawner->channel : -1, .events = POLLIN}};
         int n_ready = ppoll(fds, 2, &timeout, NULL);
         if (n_ready < 0)
             return CALLER_TAKES_ALL;
         if (fds[0].revents != 0 || may_have_ended) {
-            if (starts->n_programs == 0)
+            if (spawner->n_programs == 0)
                 return CALLER_TAKES_ALL;
-            int why = take_ends(starts, fds[0].revents != 0);
+            int why = take_ends(spawner, fds[0].revents != 0);
             if (why != 0)
-                return starts->in_gvisor ? why : CALLER_TAKES_ALL;
+                return spawner->in_gvisor ? why : CALLER_TAKES_ALL;
             may_have_ended = 0;
         }
         if (fds[1].revents != 0) {
-            if (!receive(starts) || !is_for_us(starts) || start(starts, 0).step != STEP_NONE)
+            if (!receive(spawner) || !is_for_us(spawner) || start(spawner, 0).step != STEP_NONE)
                 return CALLER_TAKES_ALL;
-            const struct started_program *newest = &starts->programs[starts->n_programs - 1];
-            if (!starts->in_gvisor && starts->n_programs > 1 && newest->pid != newest[-1].pid + 1)
+            const struct started_program *newest = &spawner->programs[spawner->n_programs - 1];
+            if (!spawner->in_gvisor && spawner->n_programs > 1 && newest->pid != newest[-1].pid + 1)
                 return CALLER_TAKES_ALL;
         }
     }
-    if (!is_over || !starts->in_gvisor)
+    if (!is_over || !spawner->in_gvisor)
         return CALLER_TAKES_ALL;
-    for (int i = 0; i < starts->n_programs; i++)
-        if (starts->programs[i].is_given_back)
+    for (int i = 0; i < spawner->n_programs; i++)
+        if (spawner->programs[i].is_given_back)
             return PROGRAMS_WAIT;
     return TIME_IS_OVER;
 }
 
-static void begin_call(struct starts *starts)
+static void begin_call(struct spawner *spawner)
 {
-    starts->n_forgotten = starts->counted_pid = 0;
-    starts->stranger = 0;
-    starts->received.datagram_bytes = 0;
-    if (!starts->goes_on) {
-        starts->n_programs = starts->has_more = 0;
-        starts->armed_limit = starts->least_limit = 0;
+    spawner->n_forgotten = spawner->counted_pid = 0;
+    spawner->stranger = 0;
+    spawner->received.datagram_bytes = 0;
+    if (!spawner->goes_on) {
+        spawner->n_programs = spawner->has_more = 0;
+        spawner->armed_limit = spawner->least_limit = 0;
     }
-    forget_given_back(starts);
+    forget_given_back(spawner);
 }
 
 /* Start the programs that come, and reap those that end at once, until anything else is to be done,
- * until `starts->until`, or until a program waits or has been in flight for too long. The caller
- * then takes over all that is left in `starts`, or what is given back, and lets the call go on. */
-void execd_serve(struct starts *starts)
+ * until `spawner->until`, or until a program waits or has been in flight for too long. The caller
+ * then takes over all that is left in `spawner`, or what is given back, and lets the call go on. */
+void execd_serve(struct spawner *spawner)
 {
-    begin_call(starts);
-    starts->end_of_call = serve(starts);
+    begin_call(spawner);
+    spawner->end_of_call = serve(spawner);
 }
 
 /* Start a program that the caller has received. The program is in flight if result->step is
  * STEP_NONE, and the next call goes on with the program. A long message is given back by that call,
  * and has to live as long. */
-void execd_start_one(struct starts *starts, const char *datagram, int64_t datagram_bytes,
+void execd_start_one(struct spawner *spawner, const char *datagram, int64_t datagram_bytes,
                      const int32_t *fds, int32_t n_fds, struct failure *result)
 {
-    struct started_program *received = &starts->received;
+    struct started_program *received = &spawner->received;
     int is_long = datagram_bytes > MAX_DATAGRAM_BYTES;
-    begin_call(starts);
+    begin_call(spawner);
     memset(received, 0, sizeof *received);
     if (!is_long)
-        datagram = memcpy(free_datagram(starts), datagram, (size_t)datagram_bytes);
+        datagram = memcpy(free_datagram(spawner), datagram, (size_t)datagram_bytes);
     received->datagram = datagram;
     received->datagram_bytes = datagram_bytes;
     received->n_fds = n_fds;
     memcpy(received->fds, fds, (size_t)n_fds * sizeof *fds);
-    *result = start(starts, 1);
+    *result = start(spawner, 1);
     if (result->step == STEP_NONE && is_long)
-        starts->programs[starts->n_programs - 1].until = 0;
+        spawner->programs[spawner->n_programs - 1].until = 0;
 }
 
-/* starts.py declares the same structure. */
-size_t execd_starts_bytes(void)
+/* spawner.py declares the same structure. */
+size_t execd_spawner_bytes(void)
 {
-    return sizeof(struct starts);
+    return sizeof(struct spawner);
 }
