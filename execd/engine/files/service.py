@@ -21,10 +21,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 import os
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from execd.engine.files.threads import FileThreads
+from execd.engine.files.threads import FileThreads, as_user
 from execd.engine.files.transfers import (
     OpenedFile,
     OpenedListing,
@@ -40,6 +41,7 @@ from execd.files.archive.tree import UnpackingLimits
 
 # Exported to the dialects, which must not import from the layer ``files``.
 from execd.files.read import FileKind as FileKind  # noqa: TC001  # msgspec reads it
+from execd.files.resolve import open_own_directory
 from execd.files.root import Root, retry_on_change
 from execd.files.watch.changes import ChangeKind as ChangeKind
 from execd.files.watch.changes import LostChanges as LostChanges
@@ -480,3 +482,37 @@ class Files:
 def _close(found: read.RegularFile | Description) -> None:
     if isinstance(found, read.RegularFile):
         found.close()
+
+
+def make_base_dir(path: str, identity: Identity) -> None:
+    """Make the base dir if missing; a new base dir belongs to the user.
+
+    The daemon makes the directory as the user, if the user may. Otherwise root makes the directory,
+    but only in a parent under root's control alone. There user code cannot replace the new
+    directory between mkdir and chown. Raises OSError if the user cannot enter the base dir.
+    """
+    try:
+        as_user(identity, lambda: _make_and_enter(path))
+    except PermissionError:
+        if identity == KEEP_IDENTITY or os.path.exists(path):
+            raise
+        parent = open_own_directory(os.path.dirname(path), 0o755)
+        try:
+            info = os.fstat(parent)
+            if info.st_uid != 0 or info.st_mode & 0o022:
+                raise
+            name = os.path.basename(path)
+            os.mkdir(name, 0o755, dir_fd=parent)
+            os.chown(
+                name, identity.uid or 0, identity.gid or 0, dir_fd=parent, follow_symlinks=False
+            )
+        finally:
+            os.close(parent)
+        as_user(identity, lambda: _make_and_enter(path))
+
+
+def _make_and_enter(path: str) -> None:
+    place = os.path.realpath(path)
+    os.makedirs(place, exist_ok=True)
+    if not os.access(place, os.X_OK, effective_ids=True):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), place)
