@@ -22,8 +22,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import errno
+import functools
 import os
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from execd.engine.files.threads import FileThreads, as_user
 from execd.engine.files.transfers import (
@@ -49,7 +50,7 @@ from execd.model import NO_PRECONDITION
 from execd.proc.spawn import KEEP_IDENTITY, Identity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
     # Exported likewise.
     from execd.files.copy import Copied
@@ -81,6 +82,19 @@ TEMPORARY_NAME = ".tmp"
 SMALL_UNPACKING = UnpackingLimits(max_bytes=1 << 30, max_entries=100_000)
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def _on_thread(
+    function: Callable[Concatenate[Root, P], T],
+) -> Callable[Concatenate[Files, P], Coroutine[Any, Any, T]]:
+    """Make a method of a short function of ``execd.files`` on a root."""
+
+    @functools.wraps(function)
+    async def run(files: Files, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await files._threads.run(lambda: function(files._root, *args, **kwargs))
+
+    return run
 
 
 class Files:
@@ -157,9 +171,12 @@ class Files:
         )
         return OpenedListing(self._threads, opened, self._large_listings)
 
-    async def describe(self, path: str, *, follow: bool = True) -> Description:
-        """Describe the file at the path; without ``follow``, a link itself. Raises NotFound."""
-        return await self._threads.run(lambda: read.describe(self._root, path, follow=follow))
+    describe = _on_thread(read.describe)
+    exists = _on_thread(read.exists)
+    make_directory = _on_thread(change.make_directory)
+    move = _on_thread(change.move)
+    change_mode = _on_thread(change.change_mode)
+    change_owner = _on_thread(change.change_owner)
 
     async def open_or_describe(self, path: str) -> OpenedFile | Description:
         """Open a regular file, for use in ``async with``; describe a file of another type.
@@ -170,10 +187,6 @@ class Files:
             lambda: read.open_or_describe(self._root, path), undo=_close
         )
         return OpenedFile(self._threads, found) if isinstance(found, read.RegularFile) else found
-
-    async def exists(self, path: str) -> bool:
-        """Whether a file of any type is at ``path``, links followed."""
-        return await self._threads.run(lambda: read.exists(self._root, path))
 
     async def create(
         self,
@@ -261,26 +274,6 @@ class Files:
             lambda *_: change.remove(
                 self._root, path, recursive=recursive, precondition=precondition
             )
-        )
-
-    async def make_directory(
-        self, path: str, *, mode: int | None = None, parents: bool = True
-    ) -> None:
-        """Make a directory. ``parents``: make missing parents, and accept an existing directory.
-
-        Raises Conflict, NotFound, NoSpace, ReadOnly.
-        """
-        await self._threads.run(
-            lambda: change.make_directory(self._root, path, mode=mode, parents=parents)
-        )
-
-    async def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
-        """Rename ``source`` to ``target``. Missing parents of ``target`` are made.
-
-        Raises NotFound, Conflict, ReadOnly.
-        """
-        await self._threads.run(
-            lambda: change.move(self._root, source, target, overwrite=overwrite)
         )
 
     async def copy(self, source: str, target: str, *, overwrite: bool = False) -> Copied:
@@ -426,17 +419,6 @@ class Files:
                 )
             )
         )
-
-    async def change_mode(self, path: str, mode: int) -> None:
-        """Set the permission bits. Raises NotFound, ReadOnly."""
-        await self._threads.run(lambda: change.change_mode(self._root, path, mode))
-
-    async def change_owner(self, path: str, uid: int | None, gid: int | None) -> None:
-        """Set the owner and the group; None keeps the number.
-
-        Raises NotFound, ReadOnly, PermissionDenied (only root gives files away).
-        """
-        await self._threads.run(lambda: change.change_owner(self._root, path, uid, gid))
 
     async def ensure_base_dir(self) -> None:
         """Make the base dir if missing. The other methods do so by themselves."""
