@@ -98,7 +98,9 @@ class StartedProgram(NamedTuple):
 _Strings = ctypes.POINTER(ctypes.c_char_p)
 
 
-class _Failure(ctypes.Structure):
+class FailureFields(ctypes.Structure):
+    """``struct failure`` of the C."""
+
     _fields_ = (("step", ctypes.c_int32), ("error", ctypes.c_int32))
 
 
@@ -135,7 +137,7 @@ class _SpawnRequest(ctypes.Structure):
 
 class _SpawnResult(ctypes.Structure):
     _fields_ = (
-        ("failure", _Failure),
+        ("failure", FailureFields),
         ("was_direct", ctypes.c_int32),
     )
 
@@ -282,7 +284,7 @@ def spawn(
     return StartedProgram(pid, bool(result.was_direct))
 
 
-def _failed_spawn(failure: _Failure, pid: int, block: bytes) -> StepFailed:
+def _failed_spawn(failure: FailureFields, pid: int, block: bytes) -> StepFailed:
     step, error = STEP_NAMES[failure.step], failure.error
     filename = None
     if step in ("exec", "cwd"):
@@ -344,7 +346,7 @@ def clone(
     return pid
 
 
-def _clone(request: _CloneRequest, id_maps: Mapping[str, str]) -> tuple[int, _Failure]:
+def _clone(request: _CloneRequest, id_maps: Mapping[str, str]) -> tuple[int, FailureFields]:
     """Return the child's pid, and the failed step once the child runs the program or has failed.
     Raises StepFailed before the child has begun, OSError."""
     fds: list[int] = []
@@ -362,8 +364,8 @@ def _clone(request: _CloneRequest, id_maps: Mapping[str, str]) -> tuple[int, _Fa
             raise StepFailed("id_map", error.errno or errno.EIO, pid) from error
         with contextlib.suppress(BrokenPipeError):  # somebody killed the child
             os.write(request.go_end, b"\0")
-        report = os.read(told, ctypes.sizeof(_Failure))
-        return pid, _Failure.from_buffer_copy(report) if report else _Failure()
+        report = os.read(told, ctypes.sizeof(FailureFields))
+        return pid, FailureFields.from_buffer_copy(report) if report else FailureFields()
     finally:
         for fd in fds:
             os.close(fd)
