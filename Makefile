@@ -45,8 +45,8 @@ DOCS_ENV := $(VENV)/docs
 CLIENT := clients/python
 WINGS := $(patsubst %/pyproject.toml,%,$(wildcard wings/*/pyproject.toml))
 INSTALLED := $(WINGS:%=%/pyproject.toml) pyproject.toml requirements-dev.txt execd/__init__.py execd/proc/_spawn.c \
-	execd/warden/_brake.c execd/warden/_children.c execd/warden/_early_end.c execd/warden/_quick_starts.c \
-	execd/proc/_spawn.h execd/warden/_children.h execd/warden/_early_end.h execd/kernel/_orphan.c \
+	execd/warden/_brake.c execd/warden/_children.c execd/warden/_starts.c \
+	execd/proc/_spawn.h execd/warden/_children.h execd/kernel/_orphan.c \
 	image/make-ipython image/requirements-ipython-py39.txt image/requirements-ipython-py311.txt
 
 # Python scripts without the suffix .py, which ruff does not find without help.

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from execd.proc.task_meter import is_gvisor
 from tests import profiles, subreaper
+from tests.gvisor import is_gvisor
 from tests.layer_rules import PURE, PURE_OF_WINGS
 from tests.patience import patience
 from tests.recording import pytest_collectreport as pytest_collectreport

@@ -50,7 +50,7 @@ LAYERS = {
     "files.watch": Layer("errors files", "msgspec"),
     "engine.store": Layer("errors model proc files", "msgspec"),
     "engine.output": Layer("errors model engine.store", "msgspec"),
-    "engine.files": Layer("errors model proc files files.archive files.watch"),
+    "engine.files": Layer("errors model proc files files.archive files.watch", "msgspec"),
     "engine.metrics": Layer("errors model", "msgspec"),
     "engine.executions": Layer(
         "errors model config proc engine.store engine.output engine.metrics", "msgspec"
@@ -117,7 +117,7 @@ PURE = _words(
     model proc.message_codec proc.messages proc.packed_messages proc.program_block
     warden.scan_schedule warden.returning_memory warden.sentry_memory
     warden.tree_kill kernel.frames files.paths
-    files.glob files.archive.tar files.watch.changes engine.in_flight engine.output.event_index
+    files.glob files.watch.changes engine.in_flight engine.output.event_index
     engine.disk.disk_policy engine.metrics.counters engine.metrics.stats
     engine.output.head_tail engine.executions.admission engine.executions.end_message
     engine.executions.exit_status engine.executions.page_cursor engine.executions.plain_words

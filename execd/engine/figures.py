@@ -27,9 +27,9 @@ from execd.engine.metrics.stats import (
 )
 from execd.engine.sessions.session_state import SessionState
 from execd.model import ExitReason, State
+from execd.proc import kernel_traits
 from execd.proc.memory_meter import open_meter
 from execd.proc.process_tree import read_process
-from execd.proc.task_meter import is_gvisor
 
 if TYPE_CHECKING:
     from execd.engine.assembly import Parts
@@ -123,7 +123,7 @@ def _read_kernel(parts: Parts) -> KernelFigures:
         daemon=read_process(os.getpid()),
         warden=None if parts.warden.pid is None else read_process(parts.warden.pid),
         own_cpu_seconds=round(usage.ru_utime + usage.ru_stime, 6),
-        load_1m=None if is_gvisor() else os.getloadavg()[0],
+        load_1m=os.getloadavg()[0] if kernel_traits.find().tells_load else None,
         used_bytes=used_bytes,
     )
 

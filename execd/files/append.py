@@ -20,15 +20,14 @@ import contextlib
 import errno
 import fcntl
 import os
-import stat
 from typing import TYPE_CHECKING
 
 from execd.errors import Conflict, InvalidArgument, PayloadTooLarge
 from execd.files.paths import blame
 from execd.files.read import etag
 from execd.files.resolve import ResolvedPath, TreeChanged, reopen
-from execd.files.root import Root, retry_on_change
-from execd.model import NO_PRECONDITION, Precondition
+from execd.files.root import Root, refuse_unless_file, retrying
+from execd.files.write import PLAINLY, Writing
 
 if TYPE_CHECKING:
     import hashlib
@@ -48,19 +47,15 @@ class InPlaceUpload:
         self,
         fd: int,
         path: str,
-        max_bytes: int,
+        how: Writing,
         offset: int | None,
-        sha256: bytes | None,
-        syncs: bool,
         room: Room | None,
     ) -> None:
         self._fd = fd
         self._path = path
-        self._max_bytes = max_bytes
+        self._how = how
         self._start = offset
         self._end = os.fstat(fd).st_size if offset is None else offset
-        self._sha256 = sha256
-        self._syncs = syncs
         self._room = room
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -70,9 +65,9 @@ class InPlaceUpload:
         """
         assert self._fd >= 0, "write after the end"
         with memoryview(data).cast("B") as view:
-            if self._max_bytes and self._end + len(view) > self._max_bytes:
+            if self._how.max_bytes and self._end + len(view) > self._how.max_bytes:
                 raise PayloadTooLarge(
-                    f"{self._path!r}: a file may get at most {self._max_bytes} bytes by uploads"
+                    f"{self._path!r}: a file may get at most {self._how.max_bytes} bytes by uploads"
                 )
             if self._room is not None:
                 self._room.take(len(view))
@@ -93,14 +88,15 @@ class InPlaceUpload:
         has another digest than requested."""
         assert self._fd >= 0, "commit after the end"
         try:
-            if self._sha256 is not None and (seen := self._whole_sha256()).digest() != self._sha256:
+            wanted = self._how.sha256
+            if wanted is not None and (seen := self._whole_sha256()).digest() != wanted:
                 os.ftruncate(self._fd, self._start or 0)
                 raise InvalidArgument(
                     f"{self._path!r}: would get another sha-256 than the request says; what it "
                     "sent was taken back",
                     sha256=seen.hexdigest(),
                 )
-            if self._syncs:
+            if self._how.syncs:
                 os.fsync(self._fd)
             return etag(os.fstat(self._fd))
         except OSError as error:
@@ -125,50 +121,34 @@ class InPlaceUpload:
         return seen
 
 
+@retrying
 def extend(
-    root: Root,
-    path: str,
-    max_bytes: int = 0,
-    *,
-    offset: int | None = None,
-    mode: int | None = None,
-    precondition: Precondition = NO_PRECONDITION,
-    sha256: bytes | None = None,
-    syncs: bool = False,
+    root: Root, path: str, how: Writing = PLAINLY, *, offset: int | None = None
 ) -> InPlaceUpload:
     """Begin to write at the end of the file at ``path``; a missing file and missing parents are
     made.
 
-    ``offset`` is where the caller expects the end; None means any. With ``syncs`` the content is on
-    disk after ``commit``. The caller ends the upload. Raises Conflict (another size, or a
-    concurrent upload at an offset), and the errors of ``write.create``.
+    ``offset`` is where the caller expects the end; None means any. The caller ends the upload.
+    Raises Conflict (another size, or a concurrent upload at an offset), and the errors of
+    ``write.create``.
     """
-
-    def attempt() -> InPlaceUpload:
-        with root.resolve(path) as resolved:
-            if not resolved.names:
-                raise InvalidArgument(f"{path!r} is a directory")
-            info = resolved.leaf_stat
-            if info is not None and not stat.S_ISREG(info.st_mode):
-                raise InvalidArgument(f"{path!r} is not a regular file")
-            if info is not None and len(resolved.names) > 1:
-                raise InvalidArgument(f"{path!r}: parent is not a directory")
-            precondition.check(None if info is None else etag(info), repr(path))
-            if info is None and offset:
-                raise Conflict(
-                    f"{path!r}: there is nothing to go on from; start with offset=0", size_bytes=0
-                )
-            resolved.make_directories()
-            fd = _open(resolved, mode, offset, is_read=sha256 is not None)
-        try:
-            if offset is not None:
-                _lock_and_check_end(fd, path, offset)
-            return InPlaceUpload(fd, path, max_bytes, offset, sha256, syncs, room=root.room_of(fd))
-        except BaseException:
-            os.close(fd)
-            raise
-
-    return retry_on_change(attempt, path)
+    with root.resolve(path) as resolved:
+        refuse_unless_file(resolved, path)
+        info = resolved.leaf_stat
+        how.precondition.check(None if info is None else etag(info), repr(path))
+        if info is None and offset:
+            raise Conflict(
+                f"{path!r}: there is nothing to go on from; start with offset=0", size_bytes=0
+            )
+        resolved.make_directories()
+        fd = _open(resolved, how.mode, offset, is_read=how.sha256 is not None)
+    try:
+        if offset is not None:
+            _lock_and_check_end(fd, path, offset)
+        return InPlaceUpload(fd, path, how, offset, room=root.room_of(fd))
+    except BaseException:
+        os.close(fd)
+        raise
 
 
 def _open(resolved: ResolvedPath, mode: int | None, offset: int | None, *, is_read: bool) -> int:

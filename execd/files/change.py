@@ -19,17 +19,20 @@ from execd.files.mounts import mount_of, mount_points
 from execd.files.paths import blame_below, decode
 from execd.files.read import etag
 from execd.files.resolve import TreeChanged, identity
-from execd.files.root import Root, retry_on_change
+from execd.files.root import Root, existing, retrying
 from execd.files.syscalls import rename_without_replacing
 from execd.files.tree_walk import Step, walk
 from execd.files.write import replace
 from execd.model import NO_PRECONDITION
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from execd.files.resolve import Forbidden, ResolvedPath
     from execd.model import Precondition
 
 
+@retrying
 def make_directory(root: Root, path: str, *, mode: int | None = None, parents: bool = True) -> None:
     """Make the directory at ``path``. With ``parents`` also missing parents; an existing directory
     is no error.
@@ -37,31 +40,23 @@ def make_directory(root: Root, path: str, *, mode: int | None = None, parents: b
     Raises Conflict (the path exists), NotFound (no parent), InvalidArgument, PermissionDenied,
     NoSpace, ReadOnly.
     """
-
-    def attempt() -> None:
-        with root.resolve(path) as resolved:
-            if resolved.exists:
-                if parents and not resolved.names:
-                    return
-                raise Conflict(
-                    f"{path!r}: there is something already; remove it, or use another path"
-                )
-            if resolved.leaf_stat is not None:
-                raise InvalidArgument(f"{path!r}: a parent is not a directory")
-            if len(resolved.names) > 1 and not parents:
-                raise NotFound(f"{path!r}: its parent does not exist")
-            resolved.make_directories()
-            try:
-                os.mkdir(
-                    resolved.names[0], 0o777 if mode is None else mode, dir_fd=resolved.directory
-                )
-            except (FileExistsError, FileNotFoundError):
-                raise TreeChanged from None
-            if mode is not None:
-                with resolved.below(resolved.names[0]) as made:  # mkdir applied the umask
-                    _chmod(made.directory, mode)
-
-    retry_on_change(attempt, path)
+    with root.resolve(path) as resolved:
+        if resolved.exists:
+            if parents and not resolved.names:
+                return
+            raise Conflict(f"{path!r}: there is something already; remove it, or use another path")
+        if resolved.leaf_stat is not None:
+            raise InvalidArgument(f"{path!r}: a parent is not a directory")
+        if len(resolved.names) > 1 and not parents:
+            raise NotFound(f"{path!r}: its parent does not exist")
+        resolved.make_directories()
+        try:
+            os.mkdir(resolved.names[0], 0o777 if mode is None else mode, dir_fd=resolved.directory)
+        except (FileExistsError, FileNotFoundError):
+            raise TreeChanged from None
+        if mode is not None:
+            with resolved.below(resolved.names[0]) as made:  # mkdir applied the umask
+                _chmod(made.directory, mode)
 
 
 def change_mode(root: Root, path: str, mode: int) -> None:
@@ -70,13 +65,7 @@ def change_mode(root: Root, path: str, mode: int) -> None:
     Raises NotFound, PermissionDenied, InvalidArgument, ReadOnly.
     """
 
-    def attempt() -> None:
-        with root.resolve(path) as resolved:
-            if not resolved.exists:
-                raise NotFound(f"{path!r}: no such file or directory")
-            _chmod(resolved.leaf if resolved.names else resolved.directory, mode)
-
-    retry_on_change(attempt, path)
+    _change(root, path, lambda fd: _chmod(fd, mode))
 
 
 def change_owner(root: Root, path: str, uid: int | None, gid: int | None) -> None:
@@ -85,21 +74,23 @@ def change_owner(root: Root, path: str, uid: int | None, gid: int | None) -> Non
     Raises NotFound, PermissionDenied, InvalidArgument, ReadOnly.
     """
 
-    def attempt() -> None:
-        with root.resolve(path) as resolved:
-            if not resolved.exists:
-                raise NotFound(f"{path!r}: no such file or directory")
-            fd = resolved.leaf if resolved.names else resolved.directory
-            # chown(2): -1 keeps a number. As for chmod, fchown takes no O_PATH descriptor.
-            os.chown(f"/proc/self/fd/{fd}", -1 if uid is None else uid, -1 if gid is None else gid)
+    # chown(2): -1 keeps a number. As for chmod, fchown takes no O_PATH descriptor.
+    owner = (-1 if uid is None else uid, -1 if gid is None else gid)
+    _change(root, path, lambda fd: os.chown(f"/proc/self/fd/{fd}", *owner))
 
-    retry_on_change(attempt, path)
+
+@retrying
+def _change(root: Root, path: str, change: Callable[[int], None]) -> None:
+    with root.resolve(path) as resolved:
+        existing(resolved, path)
+        change(resolved.leaf if resolved.names else resolved.directory)
 
 
 def _chmod(fd: int, mode: int) -> None:
     os.chmod(f"/proc/self/fd/{fd}", mode)  # fchmod(2) takes no O_PATH descriptor
 
 
+@retrying
 def remove(
     root: Root, path: str, *, recursive: bool = False, precondition: Precondition = NO_PRECONDITION
 ) -> None:
@@ -111,32 +102,23 @@ def remove(
     NotFound, Conflict (a directory that is not empty, a mount point), PermissionDenied,
     PreconditionFailed, ReadOnly.
     """
-
-    def attempt() -> None:
-        with root.resolve(path, follow=False) as resolved:
-            info = resolved.stat
-            if info is None:
-                raise NotFound(f"{path!r}: no such file or directory")
-            precondition.check(etag(info), repr(path))
-            if resolved.names:
-                os.unlink(resolved.names[0], dir_fd=resolved.directory)
-                return
-            if resolved.is_root and not root.is_base_dir_only:
-                raise Conflict("the root of the whole tree cannot be removed; name a path below it")
-            if resolved.is_root and not recursive:
-                raise Conflict(
-                    "the root directory cannot be removed; pass recursive=true to empty it"
-                )
-            if recursive:
-                _refuse_mount_points(resolved, path)
-                first_error = _remove_content(resolved.directory, resolved.forbidden)
-                if first_error is not None:
-                    raise blame_below(first_error, path, first_error.filename)
-            if resolved.is_root:
-                return
-            _rmdir(*resolved.parent())
-
-    retry_on_change(attempt, path)
+    with root.resolve(path, follow=False) as resolved:
+        precondition.check(etag(existing(resolved, path)), repr(path))
+        if resolved.names:
+            os.unlink(resolved.names[0], dir_fd=resolved.directory)
+            return
+        if resolved.is_root and not root.is_base_dir_only:
+            raise Conflict("the root of the whole tree cannot be removed; name a path below it")
+        if resolved.is_root and not recursive:
+            raise Conflict("the root directory cannot be removed; pass recursive=true to empty it")
+        if recursive:
+            _refuse_mount_points(resolved, path)
+            first_error = _remove_content(resolved.directory, resolved.forbidden)
+            if first_error is not None:
+                raise blame_below(first_error, path, first_error.filename)
+        if resolved.is_root:
+            return
+        _rmdir(*resolved.parent())
 
 
 def _refuse_mount_points(resolved: ResolvedPath, path: str) -> None:
@@ -203,6 +185,7 @@ def _remove_content(directory: int, forbidden: Forbidden) -> OSError | None:
     return first_error
 
 
+@retrying
 def move(root: Root, source: str, target: str, *, overwrite: bool = False) -> None:
     """Rename ``source`` to ``target``, the new name itself, never a directory to move into.
 
@@ -211,50 +194,45 @@ def move(root: Root, source: str, target: str, *, overwrite: bool = False) -> No
     that is not empty, or a mount point), InvalidArgument (into itself, or to another file system),
     PermissionDenied, ReadOnly.
     """
-
-    def attempt() -> None:
-        with (
-            root.resolve(source, follow=False) as origin,
-            root.resolve(target, follow=False) as resolved,
-        ):
-            if origin.stat is None:
-                raise NotFound(f"{source!r}: no such file or directory")
-            refuse_state_dir_below(root, origin)
-            if not resolved.exists and resolved.leaf_stat is not None:
-                raise InvalidArgument(f"{target!r}: a parent is not a directory")
-            if not origin.names and resolved.is_in_or_below(origin.directory_stat):
-                if not resolved.names and identity(resolved.directory_stat) == identity(
-                    origin.directory_stat
-                ):
-                    raise Conflict(f"{target!r}: is what is to be moved; name another dest")
-                raise InvalidArgument(f"{target!r}: a directory cannot be moved into itself")
-            old_parent, old_name = _parent_and_name(origin)
-            if len(resolved.names) > 1:  # rename(2) finds these errors after the parents are made
-                if mount_of(old_parent) != mount_of(resolved.directory):
-                    raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
-                if old_name in mount_points(old_parent):
-                    raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
-            resolved.make_directories()
-            new_parent, new_name = _parent_and_name(resolved)
-            # The error of rename(2) would be reported for ``source``, so the kinds are compared
-            # here.
-            if overwrite and resolved.exists and bool(origin.names) != bool(resolved.names):
-                other = "a directory" if origin.names else "no directory"
-                raise InvalidArgument(
-                    f"{target!r}: is {other}, and what is to be moved is not of that kind"
-                )
-            if overwrite:
-                replace(old_parent, old_name, new_parent, new_name)
-                _unlink_second_name(origin, resolved)
-            else:
-                try:
-                    rename_without_replacing(old_parent, old_name, new_parent, new_name)
-                except FileExistsError:
-                    raise Conflict(
-                        f"{target!r}: there is something already; pass overwrite=true to replace it"
-                    ) from None
-
-    retry_on_change(attempt, source)
+    with (
+        root.resolve(source, follow=False) as origin,
+        root.resolve(target, follow=False) as resolved,
+    ):
+        existing(origin, source)
+        refuse_state_dir_below(root, origin)
+        if not resolved.exists and resolved.leaf_stat is not None:
+            raise InvalidArgument(f"{target!r}: a parent is not a directory")
+        if not origin.names and resolved.is_in_or_below(origin.directory_stat):
+            if not resolved.names and identity(resolved.directory_stat) == identity(
+                origin.directory_stat
+            ):
+                raise Conflict(f"{target!r}: is what is to be moved; name another dest")
+            raise InvalidArgument(f"{target!r}: a directory cannot be moved into itself")
+        old_parent, old_name = _parent_and_name(origin)
+        if len(resolved.names) > 1:  # rename(2) finds these errors after the parents are made
+            if mount_of(old_parent) != mount_of(resolved.directory):
+                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+            if old_name in mount_points(old_parent):
+                raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        resolved.make_directories()
+        new_parent, new_name = _parent_and_name(resolved)
+        # The error of rename(2) would be reported for ``source``, so the kinds are compared
+        # here.
+        if overwrite and resolved.exists and bool(origin.names) != bool(resolved.names):
+            other = "a directory" if origin.names else "no directory"
+            raise InvalidArgument(
+                f"{target!r}: is {other}, and what is to be moved is not of that kind"
+            )
+        if overwrite:
+            replace(old_parent, old_name, new_parent, new_name)
+            _unlink_second_name(origin, resolved)
+        else:
+            try:
+                rename_without_replacing(old_parent, old_name, new_parent, new_name)
+            except FileExistsError:
+                raise Conflict(
+                    f"{target!r}: there is something already; pass overwrite=true to replace it"
+                ) from None
 
 
 def _parent_and_name(resolved: ResolvedPath) -> tuple[int, bytes]:

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from execd.errors import Conflict, InvalidArgument, NotFound, PreconditionFailed
+from execd.errors import Conflict, InvalidArgument, PreconditionFailed
 from execd.files import write
 from execd.files.paths import blame_below
 from execd.files.resolve import TreeChanged, identity, open_directory, reopen
-from execd.files.root import Root, retry_on_change
+from execd.files.root import Root, existing, retrying
 from execd.files.syscalls import rename_without_replacing
 from execd.files.tree_walk import Step, Visit, walk
-from execd.files.write import COPIED_AT_ONCE_BYTES, TEMPORARY_PREFIX
+from execd.files.write import COPIED_AT_ONCE_BYTES, TEMPORARY_PREFIX, Writing
 from execd.model import NO_PRECONDITION, Precondition
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class Copied(msgspec.Struct):
     """FIFOs, sockets, devices, and files that vanished or may not be served."""
 
 
+@retrying
 def copy(
     root: Root,
     source: str,
@@ -65,34 +66,6 @@ def copy(
     (the target exists), InvalidArgument (into itself), PermissionDenied, NoSpace, ReadOnly.
     """
 
-    def attempt() -> Copied:
-        with root.resolve(source) as origin:
-            info = origin.stat
-            if info is None:
-                raise NotFound(f"{source!r}: no such file or directory")
-            if stat.S_ISREG(info.st_mode):
-                return _copy_single_file(root, origin, target, overwrite, stop)
-            if origin.names:
-                raise InvalidArgument(f"{source!r} is neither a regular file nor a directory")
-            with root.resolve(target) as resolved:
-                if resolved.is_in_or_below(info):
-                    raise InvalidArgument(f"{target!r}: a directory cannot be copied into itself")
-                if resolved.exists and not overwrite:
-                    raise _target_exists(target)
-                if resolved.names and resolved.leaf_stat is not None:
-                    raise InvalidArgument(
-                        f"{target!r}: is not a directory, or a parent of it is not"
-                    )
-                if resolved.names:
-                    resolved.make_directories()
-                    try:
-                        os.mkdir(resolved.names[0], 0o700, dir_fd=resolved.directory)
-                    except (FileExistsError, FileNotFoundError):
-                        raise TreeChanged from None
-                    with resolved.below(resolved.names[0]) as made:
-                        return copy_to(made.directory, origin, info.st_mode)
-                return copy_to(resolved.directory, origin, None)
-
     def copy_to(directory: int, origin: ResolvedPath, mode: int | None) -> Copied:
         return copy_tree(
             origin.directory,
@@ -105,7 +78,28 @@ def copy(
             room=root.room_of(directory),
         )
 
-    return retry_on_change(attempt, source)
+    with root.resolve(source) as origin:
+        info = existing(origin, source)
+        if stat.S_ISREG(info.st_mode):
+            return _copy_single_file(root, origin, target, overwrite, stop)
+        if origin.names:
+            raise InvalidArgument(f"{source!r} is neither a regular file nor a directory")
+        with root.resolve(target) as resolved:
+            if resolved.is_in_or_below(info):
+                raise InvalidArgument(f"{target!r}: a directory cannot be copied into itself")
+            if resolved.exists and not overwrite:
+                raise _target_exists(target)
+            if resolved.names and resolved.leaf_stat is not None:
+                raise InvalidArgument(f"{target!r}: is not a directory, or a parent of it is not")
+            if resolved.names:
+                resolved.make_directories()
+                try:
+                    os.mkdir(resolved.names[0], 0o700, dir_fd=resolved.directory)
+                except (FileExistsError, FileNotFoundError):
+                    raise TreeChanged from None
+                with resolved.below(resolved.names[0]) as made:
+                    return copy_to(made.directory, origin, info.st_mode)
+            return copy_to(resolved.directory, origin, None)
 
 
 def _target_exists(target: str) -> Conflict:
@@ -126,8 +120,10 @@ def _copy_single_file(
         draft = write.create(
             root,
             target,
-            mode=stat.S_IMODE(origin.leaf_stat.st_mode) & 0o777,
-            precondition=NO_PRECONDITION if overwrite else Precondition(none_match="*"),
+            Writing(
+                mode=stat.S_IMODE(origin.leaf_stat.st_mode) & 0o777,
+                precondition=NO_PRECONDITION if overwrite else Precondition(none_match="*"),
+            ),
         )
         try:
             n_bytes = _copy_bytes(fd, draft.write, draft.skip, stop)

@@ -13,8 +13,8 @@ import msgspec
 from execd.errors import ExecdError, InvalidArgument, ResourceExhausted
 from execd.files.attributes import read_attributes
 from execd.files.paths import decode
-from execd.files.read import KINDS, Description, describe, describe_resolved, etag
-from execd.files.root import Root, retry_on_change
+from execd.files.read import Description, describe, describe_resolved, description
+from execd.files.root import Root, retry_on_change, retrying
 from execd.files.tree_walk import Step, Visit, walk
 from execd.files.write import TEMPORARY_PREFIX
 
@@ -45,19 +45,20 @@ def describe_entry(root: Root, path: str, attribute_prefix: str) -> DescribedEnt
 
     def attempt() -> tuple[Description, dict[str, bytes]]:
         with root.resolve(path, follow=False) as resolved:
-            description = describe_resolved(resolved, path)
-            if description.kind != "file":
-                return description, {}
-            return description, read_attributes(resolved.leaf, b"", attribute_prefix)
+            found = describe_resolved(resolved, path)
+            if found.kind != "file":
+                return found, {}
+            return found, read_attributes(resolved.leaf, b"", attribute_prefix)
 
-    description, attributes = retry_on_change(attempt, path)
-    return DescribedEntry("", description, _end_of(root, path, description), attributes)
+    found, attributes = retry_on_change(attempt, path)
+    return DescribedEntry("", found, _end_of(root, path, found), attributes)
 
 
 TREE_ATTRIBUTE_BYTES = 16 << 20
 """Of the values of extended attributes in one description of a tree."""
 
 
+@retrying
 def describe_tree(
     root: Root,
     path: str,
@@ -76,38 +77,35 @@ def describe_tree(
     """
     assert depth >= 1
 
-    def attempt() -> list[DescribedEntry]:
-        found: list[DescribedEntry] = []
-        attribute_bytes = 0
-        with root.resolve(path) as resolved:
-            if resolved.names:
-                # a missing path is not found, any other file is the wrong kind of file
-                describe(root, path)
-                raise InvalidArgument(f"{path!r}: is not a directory")
-            place = decode(resolved.place)
-            # closed at once, also by an error, whose traceback would keep the walk's descriptors
-            with contextlib.closing(
-                walk(resolved.directory, resolved.forbidden, TEMPORARY_PREFIX, depth)
-            ) as visits:
-                for visit in visits:
-                    if visit.info is None or visit.step is Step.LEAVE:
-                        continue
-                    if len(found) >= limit or stop():
-                        raise ResourceExhausted(
-                            f"{path!r}: over {limit} entries; ask for a smaller depth, or name a "
-                            "directory below"
-                        )
-                    entry = _described(root, path, place, visit, visit.info, attribute_prefix)
-                    attribute_bytes += sum(map(len, entry.attributes.values()))
-                    if attribute_bytes > TREE_ATTRIBUTE_BYTES:
-                        raise ResourceExhausted(
-                            f"{path!r}: over {TREE_ATTRIBUTE_BYTES} bytes of metadata; ask for a "
-                            "smaller depth, or name a directory below"
-                        )
-                    found.append(entry)
-        return found
-
-    return retry_on_change(attempt, path)
+    found: list[DescribedEntry] = []
+    attribute_bytes = 0
+    with root.resolve(path) as resolved:
+        if resolved.names:
+            # a missing path is not found, any other file is the wrong kind of file
+            describe(root, path)
+            raise InvalidArgument(f"{path!r}: is not a directory")
+        place = decode(resolved.place)
+        # closed at once, also by an error, whose traceback would keep the walk's descriptors
+        with contextlib.closing(
+            walk(resolved.directory, resolved.forbidden, TEMPORARY_PREFIX, depth)
+        ) as visits:
+            for visit in visits:
+                if visit.info is None or visit.step is Step.LEAVE:
+                    continue
+                if len(found) >= limit or stop():
+                    raise ResourceExhausted(
+                        f"{path!r}: over {limit} entries; ask for a smaller depth, or name a "
+                        "directory below"
+                    )
+                entry = _described(root, path, place, visit, visit.info, attribute_prefix)
+                attribute_bytes += sum(map(len, entry.attributes.values()))
+                if attribute_bytes > TREE_ATTRIBUTE_BYTES:
+                    raise ResourceExhausted(
+                        f"{path!r}: over {TREE_ATTRIBUTE_BYTES} bytes of metadata; ask for a "
+                        "smaller depth, or name a directory below"
+                    )
+                found.append(entry)
+    return found
 
 
 def _described(
@@ -115,26 +113,14 @@ def _described(
 ) -> DescribedEntry:
     below = decode(visit.path)
     is_link = stat.S_ISLNK(info.st_mode)
-    description = Description(
-        place=f"{place}/{below}" if place else below,
-        kind=KINDS[stat.S_IFMT(info.st_mode)],
-        size_bytes=info.st_size,
-        mode=stat.S_IMODE(info.st_mode),
-        uid=info.st_uid,
-        gid=info.st_gid,
-        n_links=info.st_nlink,
-        modified_at=info.st_mtime,
-        changed_at=info.st_ctime,
-        etag=etag(info),
-        target=decode(os.readlink(visit.name, dir_fd=visit.directory)) if is_link else None,
-    )
+    target = os.readlink(visit.name, dir_fd=visit.directory) if is_link else None
+    found = description(info, f"{place}/{below}" if place else below, target)
     attributes = (
         read_attributes(visit.directory, visit.name, attribute_prefix)
-        if description.kind == "file"
+        if found.kind == "file"
         else {}
     )
-    end = _end_of(root, f"{top}/{below}", description)
-    return DescribedEntry(below, description, end, attributes)
+    return DescribedEntry(below, found, _end_of(root, f"{top}/{below}", found), attributes)
 
 
 def _end_of(root: Root, path: str, description: Description) -> Description | None:

@@ -13,7 +13,7 @@ from execd.errors import ExecdError, NotFound
 from execd.files.names import Names, few_names, next_names
 from execd.files.paths import blame, decode
 from execd.files.resolve import ResolvedPath, TreeChanged, reopen
-from execd.files.root import Root, retry_on_change
+from execd.files.root import Root, retrying
 from execd.files.write import TEMPORARY_PREFIX
 
 if TYPE_CHECKING:
@@ -118,6 +118,7 @@ class Listing:
         )
 
 
+@retrying
 def open_listing(root: Root, path: str, *, omits_dangling: bool = False) -> Listing:
     """Begin to list the directory at ``path``; the caller closes the listing.
 
@@ -125,18 +126,14 @@ def open_listing(root: Root, path: str, *, omits_dangling: bool = False) -> List
     show them. Raises NotFound (missing, or no directory), PermissionDenied, InvalidArgument,
     Conflict.
     """
-
-    def attempt() -> Listing:
-        resolved = root.resolve(path)
-        try:
-            if resolved.names:
-                raise NotFound(f"{path!r} is not a directory")
-            return Listing(resolved, path, omits_dangling=omits_dangling)
-        except BaseException:
-            resolved.close()
-            raise
-
-    return retry_on_change(attempt, path)
+    resolved = root.resolve(path)
+    try:
+        if resolved.names:
+            raise NotFound(f"{path!r} is not a directory")
+        return Listing(resolved, path, omits_dangling=omits_dangling)
+    except BaseException:
+        resolved.close()
+        raise
 
 
 def _target(resolved: ResolvedPath, name: bytes) -> os.stat_result | None:

@@ -13,7 +13,7 @@ import msgspec
 from execd.errors import NotFound
 from execd.files.paths import blame, decode
 from execd.files.resolve import TreeChanged, reopen
-from execd.files.root import retry_on_change
+from execd.files.root import existing, retry_on_change, retrying
 
 if TYPE_CHECKING:
     from execd.files.resolve import ResolvedPath
@@ -104,22 +104,19 @@ def etag(info: os.stat_result) -> str:
     return '"' + "-".join(f"{field:x}" for field in fields) + '"'
 
 
+@retrying
 def open_file(root: Root, path: str) -> RegularFile:
     """Open the regular file at ``path``; the caller closes the file.
 
     Raises NotFound (missing, or not a regular file), PermissionDenied, InvalidArgument, Conflict.
     """
-
-    def attempt() -> RegularFile:
-        with root.resolve(path) as resolved:
-            info = resolved.stat
-            if info is None:
-                raise NotFound(f"{path!r}: no such file")
-            if not stat.S_ISREG(info.st_mode):
-                raise NotFound(f"{path!r} is not a regular file")
-            return open_leaf(resolved, path)
-
-    return retry_on_change(attempt, path)
+    with root.resolve(path) as resolved:
+        info = resolved.stat
+        if info is None:
+            raise NotFound(f"{path!r}: no such file")
+        if not stat.S_ISREG(info.st_mode):
+            raise NotFound(f"{path!r} is not a regular file")
+        return open_leaf(resolved, path)
 
 
 def open_leaf(resolved: ResolvedPath, path: str) -> RegularFile:
@@ -157,27 +154,27 @@ class Description(msgspec.Struct, frozen=True):
     """The text of a symlink; None for any other kind."""
 
 
+@retrying
 def describe(root: Root, path: str, *, follow: bool = True) -> Description:
     """Describe the file at ``path``; without ``follow`` a link itself.
 
     Raises NotFound, PermissionDenied, InvalidArgument, Conflict.
     """
-
-    def attempt() -> Description:
-        with root.resolve(path, follow=follow) as resolved:
-            return describe_resolved(resolved, path)
-
-    return retry_on_change(attempt, path)
+    with root.resolve(path, follow=follow) as resolved:
+        return describe_resolved(resolved, path)
 
 
 def describe_resolved(resolved: ResolvedPath, path: str) -> Description:
     """Describe the end of a walk. Raises NotFound, OSError."""
-    info = resolved.stat
-    if info is None:
-        raise NotFound(f"{path!r}: no such file or directory")
-    is_link = stat.S_ISLNK(info.st_mode)
+    info = existing(resolved, path)
+    # readlinkat(2) with an empty name reads the link of an O_PATH descriptor.
+    target = os.readlink(b"", dir_fd=resolved.leaf) if stat.S_ISLNK(info.st_mode) else None
+    return description(info, decode(resolved.place), target)
+
+
+def description(info: os.stat_result, place: str, target: bytes | None) -> Description:
     return Description(
-        place=decode(resolved.place),
+        place=place,
         kind=KINDS[stat.S_IFMT(info.st_mode)],
         size_bytes=info.st_size,
         mode=stat.S_IMODE(info.st_mode),
@@ -187,26 +184,22 @@ def describe_resolved(resolved: ResolvedPath, path: str) -> Description:
         modified_at=info.st_mtime,
         changed_at=info.st_ctime,
         etag=etag(info),
-        # readlinkat(2) with an empty name reads the link of an O_PATH descriptor.
-        target=decode(os.readlink(b"", dir_fd=resolved.leaf)) if is_link else None,
+        target=None if target is None else decode(target),
     )
 
 
+@retrying
 def open_or_describe(root: Root, path: str) -> RegularFile | Description:
     """Open a regular file, which the caller closes, or describe any other file.
 
     Never blocks on a FIFO or a device. Raises NotFound, PermissionDenied, InvalidArgument,
     Conflict.
     """
-
-    def attempt() -> RegularFile | Description:
-        with root.resolve(path) as resolved:
-            info = resolved.stat
-            if info is not None and stat.S_ISREG(info.st_mode):
-                return open_leaf(resolved, path)
-            return describe_resolved(resolved, path)
-
-    return retry_on_change(attempt, path)
+    with root.resolve(path) as resolved:
+        info = resolved.stat
+        if info is not None and stat.S_ISREG(info.st_mode):
+            return open_leaf(resolved, path)
+        return describe_resolved(resolved, path)
 
 
 def exists(root: Root, path: str) -> bool:

@@ -428,3 +428,11 @@ def open_directory(name: bytes, parent: int) -> int:
         return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     finally:
         os.close(fd)
+
+
+def go_down(fd: int, name: bytes) -> int:
+    """Open the directory ``name`` below the directory ``fd``, and close ``fd``. Raises OSError, and
+    leaves ``fd`` open then."""
+    below = open_directory(name, fd)
+    os.close(fd)
+    return below

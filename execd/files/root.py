@@ -7,9 +7,11 @@ removed and made again at any time. ``resolve`` explains the walk below the base
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, TypeVar
+import stat
+from functools import wraps
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-from execd.errors import Conflict, ExecdError
+from execd.errors import Conflict, ExecdError, InvalidArgument, NotFound
 from execd.files.paths import absolute_readings, blame, encode, readings
 from execd.files.resolve import (
     Forbidden,
@@ -151,7 +153,39 @@ class Root:
             return None  # not made yet, or gone: there is nothing to protect
 
 
+def existing(resolved: ResolvedPath, path: str) -> os.stat_result:
+    """Return the stat of the end of a walk. Raises NotFound."""
+    if resolved.stat is None:
+        raise NotFound(f"{path!r}: no such file or directory")
+    return resolved.stat
+
+
+def refuse_unless_file(resolved: ResolvedPath, path: str) -> None:
+    """Raises InvalidArgument where neither a regular file is nor a new file can be made."""
+    if not resolved.names:
+        raise InvalidArgument(f"{path!r} is a directory")
+    if resolved.leaf_stat is not None:
+        if len(resolved.names) > 1:
+            raise InvalidArgument(f"{path!r}: parent is not a directory")
+        if not stat.S_ISREG(resolved.leaf_stat.st_mode):
+            raise InvalidArgument(f"{path!r} is not a regular file")
+
+
 T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def retrying(
+    operation: Callable[Concatenate[Root, str, P], T],
+) -> Callable[Concatenate[Root, str, P], T]:
+    """Let a function of a root and a path run again while the tree changes, as
+    ``retry_on_change``."""
+
+    @wraps(operation)
+    def run(root: Root, path: str, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return retry_on_change(lambda: operation(root, path, *args, **kwargs), path)
+
+    return run
 
 
 def retry_on_change(operation: Callable[[], T], path: str) -> T:

@@ -12,7 +12,7 @@ from execd.errors import NotFound
 from execd.files.glob import Glob, compile_glob
 from execd.files.paths import MAX_PATH_BYTES, decode
 from execd.files.read import KINDS, FileKind
-from execd.files.root import Root, retry_on_change
+from execd.files.root import Root, retrying
 from execd.files.tree_walk import Step, Visit, walk
 from execd.files.write import TEMPORARY_PREFIX
 
@@ -57,6 +57,7 @@ class SearchResult(msgspec.Struct, frozen=True):
     """How many directories could not be read."""
 
 
+@retrying
 def search(
     root: Root,
     path: str,
@@ -77,42 +78,39 @@ def search(
     glob = compile_glob(pattern)
     depths = [depth for depth in (glob.max_depth, max_depth) if depth is not None]
 
-    def attempt() -> SearchResult:
-        deadline = time.monotonic() + seconds
-        found: list[Match] = []
-        n_scanned = n_unreadable = 0
-        truncated: SearchEnd | None = None
-        with root.resolve(path) as resolved:
-            place = decode(resolved.place)
-            if resolved.names:
-                raise NotFound(f"{path!r} is not a directory")
-            for visit in walk(
-                resolved.directory,
-                resolved.forbidden,
-                TEMPORARY_PREFIX,
-                min(depths, default=None),
-            ):
-                if visit.step is Step.LEAVE:
-                    continue
-                n_scanned += 1
-                if visit.step is Step.REFUSED:
-                    n_unreadable += 1
-                if _is_wanted(visit, glob, kinds):
-                    if len(found) == limit:
-                        truncated = "limit"
-                        break
-                    found.append(_match(visit))
-                if n_scanned >= MAX_SCANNED:
-                    truncated = "scanned"
+    deadline = time.monotonic() + seconds
+    found: list[Match] = []
+    n_scanned = n_unreadable = 0
+    truncated: SearchEnd | None = None
+    with root.resolve(path) as resolved:
+        place = decode(resolved.place)
+        if resolved.names:
+            raise NotFound(f"{path!r} is not a directory")
+        for visit in walk(
+            resolved.directory,
+            resolved.forbidden,
+            TEMPORARY_PREFIX,
+            min(depths, default=None),
+        ):
+            if visit.step is Step.LEAVE:
+                continue
+            n_scanned += 1
+            if visit.step is Step.REFUSED:
+                n_unreadable += 1
+            if _is_wanted(visit, glob, kinds):
+                if len(found) == limit:
+                    truncated = "limit"
                     break
-                if n_scanned % 256 == 0 and (time.monotonic() > deadline or stop()):
-                    truncated = "time"
-                    break
-        assert n_scanned <= MAX_SCANNED
-        assert len(found) <= limit
-        return SearchResult(place, found, n_scanned, truncated, n_unreadable)
-
-    return retry_on_change(attempt, path)
+                found.append(_match(visit))
+            if n_scanned >= MAX_SCANNED:
+                truncated = "scanned"
+                break
+            if n_scanned % 256 == 0 and (time.monotonic() > deadline or stop()):
+                truncated = "time"
+                break
+    assert n_scanned <= MAX_SCANNED
+    assert len(found) <= limit
+    return SearchResult(place, found, n_scanned, truncated, n_unreadable)
 
 
 def _is_wanted(visit: Visit, glob: Glob, kinds: frozenset[FileKind] | None) -> bool:

@@ -19,7 +19,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
 from execd.files.names import MAX_BATCH_BYTES, Names, next_names
-from execd.files.resolve import TreeChanged, identity, open_directory
+from execd.files.resolve import TreeChanged, go_down, identity, open_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -93,15 +93,7 @@ def walk(
     of each directory below ``top`` before the names in the directory are read. Raises TreeChanged;
     OSError if ``top``, or the rest of a large directory, cannot be listed.
     """
-    state = _Walk(forbidden, skipped_prefix, max_depth, on_open)
-    try:
-        state.begin(top)
-        while not state.is_over():
-            visit = state.step()
-            if visit is not None:
-                yield visit
-    finally:
-        state.close()
+    return _Walk(forbidden, skipped_prefix, max_depth, on_open).visits(top)
 
 
 class _Walk:
@@ -120,30 +112,29 @@ class _Walk:
         self._on_open = on_open
         self._levels: list[_Level] = []
         self._parents: list[bytes] = []
-        self._entered_name: bytes | None = None
-        """The innermost level's name, until the name is among the parents."""
         self._names_bytes = 0
         """Memory of the names of all levels."""
 
-    def begin(self, top: int) -> None:
-        """Raises OSError."""
-        fd = os.open(f"/proc/self/fd/{top}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._levels.append(_Level(fd, os.fstat(fd)))
-        self._read_names(self._levels[0])
+    def visits(self, top: int) -> Generator[Visit, None, None]:
+        """Raises TreeChanged, OSError."""
+        try:
+            fd = os.open(f"/proc/self/fd/{top}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._levels.append(_Level(fd, os.fstat(fd)))
+            self._read_names(self._levels[0])
+            while self._levels:
+                assert len(self._levels) == len(self._parents) + 1
+                name = self._next_name(self._levels[-1])
+                visit = self._leave() if name is None else self._visit(self._levels[-1], name)
+                if visit is not None:
+                    yield visit
+                    if visit.step is Step.ENTER:
+                        self._descend(visit.name)
+        finally:
+            for level in self._levels:
+                _let_go(level)
 
-    def is_over(self) -> bool:
-        return not self._levels
-
-    def step(self) -> Visit | None:
-        """Take one step; return None if there is nothing to visit. Raises TreeChanged, OSError."""
-        if self._entered_name is not None:
-            self._descend(self._entered_name)
-            self._entered_name = None
-        level = self._levels[-1]
-        assert len(self._levels) == len(self._parents) + 1
-        name = self._next_name(level)
-        if name is None:
-            return self._leave()
+    def _visit(self, level: _Level, name: bytes) -> Visit | None:
+        """Return None for an entry that has vanished. Raises OSError."""
         found: os.stat_result | None = None
         try:
             found = os.stat(name, dir_fd=level.fd, follow_symlinks=False)
@@ -155,10 +146,6 @@ class _Walk:
         except OSError as error:
             return Visit(Step.REFUSED, self._parents, name, level.fd, found, error)
         return self._enter(child, name)
-
-    def close(self) -> None:
-        for level in self._levels:
-            _let_go(level)
 
     def _enter(self, child: int, name: bytes) -> Visit:
         above = self._levels[-1]
@@ -176,11 +163,10 @@ class _Walk:
         if is_refused:
             os.close(self._levels.pop().fd)
             return Visit(Step.REFUSED, self._parents, name, above.fd, entered.info, refusal)
-        self._entered_name = name
         return Visit(Step.ENTER, self._parents, name, above.fd, entered.info, None)
 
     def _descend(self, name: bytes) -> None:
-        """Add the innermost level's name to the parents, after the ENTER visit."""
+        """Add the innermost level's name to the parents."""
         self._parents.append(name)
         if len(self._levels) > MAX_HELD + 1:
             _let_go(self._levels[-MAX_HELD - 1])
@@ -239,11 +225,9 @@ def _find_again(levels: list[_Level], parents: list[bytes]) -> None:
     try:
         for depth in range(1, len(levels)):
             try:
-                below = open_directory(parents[depth - 1], fd)
+                fd = go_down(fd, parents[depth - 1])
             except OSError:
                 raise TreeChanged from None
-            os.close(fd)
-            fd = below
             if identity(os.fstat(fd)) != identity(levels[depth].info):
                 raise TreeChanged
             if depth >= len(levels) - MAX_HELD:

@@ -43,17 +43,18 @@ import os
 import secrets
 import stat
 import threading
-from functools import partial
 from typing import TYPE_CHECKING
 
-from execd.errors import Conflict, ExecdError, InvalidArgument, NoSpace, PayloadTooLarge
+import msgspec
+
+from execd.errors import Conflict, ExecdError, NoSpace, PayloadTooLarge
 from execd.files.attributes import set_attributes
 from execd.files.digest import DigestCheck
 from execd.files.mounts import mount_points
 from execd.files.paths import blame
 from execd.files.read import etag
 from execd.files.resolve import ResolvedPath, TreeChanged, reopen
-from execd.files.root import Root, retry_on_change
+from execd.files.root import Root, refuse_unless_file, retrying
 from execd.files.syscalls import rename_without_replacing
 from execd.model import NO_PRECONDITION, Precondition
 
@@ -75,6 +76,25 @@ _COMMITS = [threading.Lock() for _ in range(64)]
 _KEPT_MODE = 0o1777
 
 
+class Writing(msgspec.Struct, frozen=True, kw_only=True):
+    """How a file is to be written."""
+
+    max_bytes: int = 0
+    """0: no limit."""
+    mode: int | None = None
+    """None: the umask's mode, or the mode of the replaced file."""
+    precondition: Precondition = NO_PRECONDITION
+    sha256: bytes | None = None
+    """The digest of the file when all is written, or nothing changes."""
+    syncs: bool = False
+    """Whether the content is on disk when the file is in place."""
+    attributes: Mapping[str, bytes] = {}
+    """Extended attributes of a new file (``attributes``)."""
+
+
+PLAINLY = Writing()
+
+
 class AtomicUpload:
     """An upload that replaces a file. Owns a directory descriptor, a temporary file and a file
     descriptor.
@@ -86,14 +106,8 @@ class AtomicUpload:
         self,
         resolved: ResolvedPath,
         path: str,
-        max_bytes: int,
-        *,
-        mode: int | None = None,
-        precondition: Precondition = NO_PRECONDITION,
-        sha256: bytes | None = None,
-        syncs: bool = False,
-        attributes: Mapping[str, bytes] | None = None,
-        room: Room | None = None,
+        how: Writing,
+        room: Room | None,
         spool: int | None = None,
     ) -> None:
         """Take over the directory of ``resolved``. The temporary file is there or, for a mounted
@@ -102,13 +116,10 @@ class AtomicUpload:
         Raises OSError, TreeChanged, PreconditionFailed.
         """
         self._path = path
-        self._max_bytes = max_bytes
-        self._mode = mode
-        self._syncs = syncs
+        self._how = how
         self._room = room
-        self._precondition = precondition
-        self._digest = None if sha256 is None else DigestCheck(sha256)
-        precondition.check(
+        self._digest = None if how.sha256 is None else DigestCheck(how.sha256)
+        how.precondition.check(
             None if resolved.leaf_stat is None else etag(resolved.leaf_stat), repr(path)
         )
         self._n_bytes = 0
@@ -121,7 +132,7 @@ class AtomicUpload:
             if spool is not None:
                 self._spool = os.dup(spool)
             # The temporary file is private from the start, since the file replaced may be private.
-            initial_mode = 0o666 if self._replaced is None and mode is None else 0o600
+            initial_mode = 0o666 if self._replaced is None and how.mode is None else 0o600
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             self._fd = os.open(
                 self._temporary, flags, initial_mode, dir_fd=self._temporary_directory
@@ -132,7 +143,7 @@ class AtomicUpload:
         except BaseException:
             self._close_directories()
             raise
-        self.has_attributes = set_attributes(self._fd, attributes or {})
+        self.has_attributes = set_attributes(self._fd, how.attributes)
         """Whether the file has the extended attributes. Not every file system has any."""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -143,10 +154,10 @@ class AtomicUpload:
         """
         assert self._fd >= 0, "write after the end"
         with memoryview(data).cast("B") as view:
-            if self._max_bytes and self._n_bytes + len(view) > self._max_bytes:
+            if self._how.max_bytes and self._n_bytes + len(view) > self._how.max_bytes:
                 self.abort()
                 raise PayloadTooLarge(
-                    f"{self._path!r}: an upload may have at most {self._max_bytes} bytes"
+                    f"{self._path!r}: an upload may have at most {self._how.max_bytes} bytes"
                 )
             if self._digest is not None:
                 self._digest.update(view)
@@ -180,7 +191,7 @@ class AtomicUpload:
             if self._digest is not None:
                 self._digest.check(repr(self._path))
             self._take_over_attributes()
-            if self._syncs:
+            if self._how.syncs:
                 os.fsync(self._fd)
             # The entity tag includes the time of the rename. By then the name may belong to another
             # file, so the upload keeps a descriptor.
@@ -210,26 +221,25 @@ class AtomicUpload:
         """Return False if the content was copied into a mounted file."""
         assert self._directory >= 0
         info = os.fstat(self._directory)
+        precondition = self._how.precondition
         with _COMMITS[hash((info.st_dev, info.st_ino, self._name)) % len(_COMMITS)]:
-            if self._precondition.is_create_only:
+            if precondition.is_create_only:
                 try:
                     rename_without_replacing(
                         self._directory, self._temporary, self._directory, self._name
                     )
                 except FileExistsError:
-                    self._precondition.check(etag(self._current_stat() or info), repr(self._path))
+                    precondition.check(etag(self._current_stat() or info), repr(self._path))
                     raise
                 return True
-            if self._precondition != NO_PRECONDITION:
+            if precondition != NO_PRECONDITION:
                 current = self._current_stat()
-                self._precondition.check(
-                    None if current is None else etag(current), repr(self._path)
-                )
+                precondition.check(None if current is None else etag(current), repr(self._path))
             names = self._temporary_directory, self._temporary, self._directory, self._name
             if self._spool >= 0:
-                write_into(*names, self._mode)
+                write_into(*names, self._how.mode)
                 return False
-            return replace(*names, self._mode)
+            return replace(*names, self._how.mode)
 
     @property
     def _temporary_directory(self) -> int:
@@ -262,15 +272,15 @@ class AtomicUpload:
         # chmod in the meantime must last.
         replaced = self._current_stat() or self._replaced
         if replaced is None or not stat.S_ISREG(replaced.st_mode):
-            if self._mode is not None:
-                os.fchmod(self._fd, self._mode)
+            if self._how.mode is not None:
+                os.fchmod(self._fd, self._how.mode)
             return
         ours = os.fstat(self._fd)
         if (ours.st_uid, ours.st_gid) != (replaced.st_uid, replaced.st_gid):
             # only root can change the owner; for other users the new file is their own
             with contextlib.suppress(PermissionError):
                 os.fchown(self._fd, replaced.st_uid, replaced.st_gid)
-        mode = replaced.st_mode & _KEPT_MODE if self._mode is None else self._mode
+        mode = replaced.st_mode & _KEPT_MODE if self._how.mode is None else self._how.mode
         if stat.S_IMODE(ours.st_mode) != mode:
             os.fchmod(self._fd, mode)
 
@@ -362,64 +372,31 @@ def leave_hole(fd: int, n_bytes: int) -> None:
     os.ftruncate(fd, os.lseek(fd, n_bytes, os.SEEK_CUR))
 
 
-def create(
-    root: Root,
-    path: str,
-    max_bytes: int = 0,
-    *,
-    mode: int | None = None,
-    precondition: Precondition = NO_PRECONDITION,
-    sha256: bytes | None = None,
-    syncs: bool = False,
-    attributes: Mapping[str, bytes] | None = None,
-) -> AtomicUpload:
+@retrying
+def create(root: Root, path: str, how: Writing = PLAINLY) -> AtomicUpload:
     """Begin to write the file at ``path``; missing parents are made, links inside the root are
     followed.
 
-    ``max_bytes`` 0 means no limit. ``mode`` None means the umask's mode, or the mode of the
-    replaced file. With ``sha256`` only content with this digest is put in place. With ``syncs`` the
-    content is on disk before the file is in place. ``attributes``: extended attributes of the new
-    file (``attributes``). The caller ends the upload. Raises
-    InvalidArgument (a directory, not a regular file, a parent that is no directory),
-    PermissionDenied, NoSpace, ReadOnly, Conflict, PreconditionFailed.
+    The caller ends the upload. Raises InvalidArgument (a directory, not a regular file, a parent
+    that is no directory), PermissionDenied, NoSpace, ReadOnly, Conflict, PreconditionFailed.
     """
-
-    def attempt() -> AtomicUpload:
-        with root.resolve(path) as resolved:
-            if not resolved.names:
-                raise InvalidArgument(f"{path!r} is a directory")
-            if resolved.leaf_stat is not None:
-                if len(resolved.names) > 1:
-                    raise InvalidArgument(f"{path!r}: parent is not a directory")
-                if not stat.S_ISREG(resolved.leaf_stat.st_mode):
-                    raise InvalidArgument(f"{path!r} is not a regular file")
-            if precondition.match is not None:
-                # A failed condition must not leave new parents behind.
-                precondition.check(
-                    None if resolved.leaf_stat is None else etag(resolved.leaf_stat), repr(path)
-                )
-            resolved.make_directories()
-            begin = partial(
-                AtomicUpload,
-                resolved,
-                path,
-                max_bytes,
-                mode=mode,
-                precondition=precondition,
-                sha256=sha256,
-                syncs=syncs,
-                attributes=attributes,
+    with root.resolve(path) as resolved:
+        refuse_unless_file(resolved, path)
+        if how.precondition.match is not None:
+            # A failed condition must not leave new parents behind.
+            how.precondition.check(
+                None if resolved.leaf_stat is None else etag(resolved.leaf_stat), repr(path)
             )
-            try:
-                return begin(room=root.room_of(resolved.directory))
-            except OSError as error:
-                if error.errno not in (
-                    errno.EACCES,
-                    errno.EROFS,
-                ) or resolved.names[0] not in mount_points(resolved.directory):
-                    raise
-            os.close(reopen(resolved.leaf, os.O_WRONLY))  # refused before the caller sends bytes
-            with root.resolve("") as base:
-                return begin(spool=base.directory, room=root.room_of(base.directory))
-
-    return retry_on_change(attempt, path)
+        resolved.make_directories()
+        try:
+            return AtomicUpload(resolved, path, how, root.room_of(resolved.directory))
+        except OSError as error:
+            if error.errno not in (
+                errno.EACCES,
+                errno.EROFS,
+            ) or resolved.names[0] not in mount_points(resolved.directory):
+                raise
+        os.close(reopen(resolved.leaf, os.O_WRONLY))  # refused before the caller sends bytes
+        with root.resolve("") as base:
+            room = root.room_of(base.directory)
+            return AtomicUpload(resolved, path, how, room, spool=base.directory)

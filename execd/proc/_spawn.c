@@ -44,12 +44,6 @@
 
 #include "_spawn.h"
 
-enum step {
-    STEP_NONE, STEP_REQUEST, STEP_FORK, STEP_SESSION, STEP_DESCRIPTORS, STEP_TERMINAL, STEP_LIMITS,
-    STEP_PRIVILEGES, STEP_USER, STEP_CWD, STEP_SIGNALS, STEP_EXEC, STEP_ID_MAP,
-    STEP_MOUNT_NAMESPACE, STEP_MOUNT_PROC, STEP_COVER, STEP_COVER_CONTENT, STEP_PROBE, STEP_ROOT,
-};
-
 /* A program in the place of a shell that would do nothing but start the program. */
 struct direct_program {
     char **paths; /* where the shell looks, in this order; NULL-terminated */

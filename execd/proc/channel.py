@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING
 
 from execd.proc import message_codec
 from execd.proc.messages import MemfdLost, ProtocolError
-from execd.proc.packed_messages import SPAWN
 
 if TYPE_CHECKING:
     from execd.proc.messages import Message
@@ -112,16 +111,6 @@ class Channel:
                 raise Closed from error
             self._queue.popleft()
             _close(descriptors)
-
-    def is_spawn_next(self) -> bool:
-        """Whether the next message to be received is a Spawn. Takes nothing. A long Spawn, which
-        comes in a memfd, looks like any other long message."""
-        try:
-            start = self._socket.recv(message_codec.HEADER_BYTES + 1, socket.MSG_PEEK)
-        except OSError:
-            return False
-        is_inline = start[:1] == bytes([message_codec.INLINE])
-        return is_inline and start[message_codec.HEADER_BYTES :] == SPAWN
 
     def receive(self) -> tuple[Message, list[int]] | None:
         """Return the next message and its descriptors, or None if no message has come yet.

@@ -19,9 +19,9 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from execd.proc import kernel_traits
 from execd.proc.memory_meter import UNLIMITED_BYTES, CgroupMeter, MachineMeter
 from execd.proc.messages import Configure
-from execd.proc.task_meter import is_gvisor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,7 +81,7 @@ def find(setting: int | None) -> PodMemory:
 
     ``setting``: --pod-memory-bytes; 0 switches the guard off, None means the limits of the system.
     """
-    if is_gvisor():
+    if not kernel_traits.find().tells_cgroups:
         return choose(setting, _machine_bytes(), [], has_own_usage=True)
     with open("/proc/self/cgroup") as cgroup, open("/proc/self/mountinfo") as mountinfo:
         directories = memory_cgroups(cgroup.read(), mountinfo.read())

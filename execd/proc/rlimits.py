@@ -9,9 +9,8 @@ import functools
 import resource
 from typing import TYPE_CHECKING
 
-from execd.proc import spawn
+from execd.proc import kernel_traits, spawn
 from execd.proc.process_caps import limits_beside
-from execd.proc.task_meter import is_gvisor
 
 if TYPE_CHECKING:
     from execd.model import Limits
@@ -56,7 +55,8 @@ def rlimits(limits: Limits, *, in_namespace: bool = False) -> list[list[int]]:
     ``in_namespace``: the program runs in a PID namespace of execd's own.
     """
     wanted = _static_rlimits(limits, in_namespace=in_namespace)
-    if not (in_namespace and limits.processes and is_gvisor()):
+    counts_namespace = kernel_traits.find().limits_processes_of_namespace
+    if not (in_namespace and limits.processes and counts_namespace):
         return wanted
     soft, hard = limits_beside(spawn.count_tasks(), limits.processes)
     which, _, hard = _at_most(resource.RLIMIT_NPROC, hard)

@@ -9,7 +9,7 @@ import resource
 import signal
 import time
 
-from execd.proc import process_tree, spawn
+from execd.proc import kernel_traits, process_tree, spawn
 from execd.proc.root_capabilities import (
     ROOT_CAPABILITIES,
     capability_name,
@@ -17,7 +17,6 @@ from execd.proc.root_capabilities import (
     drop_from_bounding_set,
     numbers_of,
 )
-from execd.proc.task_meter import is_gvisor
 
 OOM_FIRST_CHOICE = 1000
 # A sweep ends after so many scans in a row without a descendant: whole scans, or scans of any kind.
@@ -93,7 +92,7 @@ def open_oom_score() -> spawn.OomScore | None:
     BestEffort, and the kernel then compares sizes alone; or the kernel is gVisor, where the value
     has no effect.
     """
-    if is_gvisor():
+    if not kernel_traits.find().obeys_oom_score:
         return None
     fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
     value = int(os.read(fd, 16))

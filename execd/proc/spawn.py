@@ -1,5 +1,5 @@
-"""Front of ``_spawn.c``: typed requests in, a pid or ``StepFailed`` out. Used by the warden and,
-once per warden, by the daemon.
+"""Front of ``_spawn.c``: the start of the warden, and what else the daemon and the warden ask of C.
+Programs are started by ``starts`` of the warden.
 
 The library is a plain shared object without Python.h, so execd builds wherever a C compiler is.
 ctypes releases the GIL around each call, so the daemon answers while a clone waits for its exec.
@@ -16,10 +16,8 @@ import struct
 from importlib.machinery import EXTENSION_SUFFIXES
 from typing import TYPE_CHECKING, NamedTuple
 
-from execd.proc import program_block
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 STEP_NAMES = (
     "none", "request", "fork", "session", "descriptors", "terminal", "limits", "privileges", "user",
@@ -33,15 +31,6 @@ CLONE_NEWPID = 0x20000000
 SHORT_TURN_NANOSECONDS = 100_000
 """The smallest value for sched_setattr(2); the usual turn is about 3 ms."""
 
-PATH_MAX_BYTES, NAME_MAX_BYTES = 4096, 255
-"""The longest path, with the NUL, and the longest name of a file: path_resolution(7)."""
-
-KEEP_FD = -1
-"""In a list of descriptors: the program inherits the caller's own descriptor of the same number.
-The caller's descriptor must be inheritable."""
-
-_CONTROLLING_TERMINAL = 1
-_IS_PREPARED = 2
 GROUP_ONLY = 4
 _KEEP_ID = 2**32 - 1
 
@@ -87,14 +76,6 @@ class OomScore(NamedTuple):
     value: int
 
 
-class StartedProgram(NamedTuple):
-    """A program that runs."""
-
-    pid: int
-    is_direct: bool
-    """The process runs the direct program of the block."""
-
-
 _Strings = ctypes.POINTER(ctypes.c_char_p)
 
 
@@ -112,33 +93,6 @@ class LimitFields(ctypes.Structure):
         ("unused", ctypes.c_int32),
         ("soft", ctypes.c_uint64),
         ("hard", ctypes.c_uint64),
-    )
-
-
-class _SpawnRequest(ctypes.Structure):
-    _fields_ = (
-        ("size", ctypes.c_uint32),
-        ("flags", ctypes.c_uint32),
-        ("block", ctypes.c_char_p),
-        ("block_bytes", ctypes.c_uint64),
-        ("fds", ctypes.POINTER(ctypes.c_int32)),
-        ("limits", ctypes.POINTER(LimitFields)),
-        ("groups", ctypes.POINTER(ctypes.c_uint32)),
-        ("n_fds", ctypes.c_int32),
-        ("n_limits", ctypes.c_int32),
-        ("n_groups", ctypes.c_int32),
-        ("uid", ctypes.c_uint32),
-        ("gid", ctypes.c_uint32),
-        ("nice", ctypes.c_int32),
-        ("oom_score_fd", ctypes.c_int32),
-        ("oom_score", ctypes.c_int32),
-    )
-
-
-class _SpawnResult(ctypes.Structure):
-    _fields_ = (
-        ("failure", FailureFields),
-        ("was_direct", ctypes.c_int32),
     )
 
 
@@ -164,7 +118,6 @@ def load_library() -> ctypes.CDLL:
     """Load the project's C: the functions of this module, and the functions of ``brake``."""
     folder = os.path.dirname(os.path.abspath(__file__))
     library = ctypes.CDLL(os.path.join(folder, "_spawn" + EXTENSION_SUFFIXES[0]), use_errno=True)
-    library.execd_spawn.argtypes = [ctypes.POINTER(_SpawnRequest), ctypes.POINTER(_SpawnResult)]
     library.execd_clone.argtypes = [ctypes.POINTER(_CloneRequest)]
     return library
 
@@ -211,96 +164,6 @@ def _id(number: int | None) -> int:
     if not 0 <= number < _KEEP_ID:
         raise ValueError(f"{number} is not a user or group id")
     return number
-
-
-_latest_limits: tuple[Sequence[Sequence[int]], ctypes.Array[LimitFields]] = (
-    (),
-    (LimitFields * 0)(),
-)
-
-
-def limits_for_c(limits: Sequence[Sequence[int]]) -> ctypes.Array[LimitFields]:
-    """Return the array. Most programs have the limits of the program before."""
-    global _latest_limits
-    known, array = _latest_limits
-    if known != limits:
-        fields = [LimitFields(which, 0, *values) for which, *values in limits]
-        array = (LimitFields * len(limits))(*fields)
-        _latest_limits = limits, array
-    return array
-
-
-def spawn(
-    *,
-    program: bytes,
-    fds: Sequence[int],
-    limits: Sequence[Sequence[int]] = (),
-    identity: Identity = KEEP_IDENTITY,
-    controlling_terminal: bool = False,
-    nice: int = 0,
-    oom_score: OomScore | None = None,
-    is_prepared: bool = False,
-    leads_session: bool = True,
-) -> StartedProgram:
-    """Start a program with ``fds`` as its descriptors 0, 1, 2 ….
-
-    ``program``: see ``program_block``. ``fds`` may have KEEP_FD in the place of a descriptor.
-    ``limits``: a ``Limit`` each.
-    ``nice``: the program's nice value, at least the caller's (setpriority(2)); 0 keeps the caller's
-    value. gVisor ignores the value. ``oom_score``: the caller's own score, if the program is to be
-    the kernel's first choice when memory ends. ``is_prepared``: the caller has called ``prepare``,
-    so the program inherits the settings of ``prepare`` and the child need not make them.
-    ``leads_session``: the program leads a session of its own; otherwise only a process group
-    (setpgid(2)).
-
-    Raises StepFailed with the failed step; ValueError for an impossible id.
-    """
-    groups = identity.groups or ()
-    request = _SpawnRequest(
-        ctypes.sizeof(_SpawnRequest),
-        (_CONTROLLING_TERMINAL if controlling_terminal else 0)
-        | (_IS_PREPARED if is_prepared else 0)
-        | (0 if leads_session else GROUP_ONLY),
-        program,
-        len(program),
-        (ctypes.c_int32 * len(fds))(*fds),
-        limits_for_c(limits),
-        (ctypes.c_uint32 * len(groups))(*map(_id, groups)) if groups else None,
-        len(fds),
-        len(limits),
-        -1 if identity.groups is None else len(groups),
-        _id(identity.uid),
-        _id(identity.gid),
-        nice,
-        -1 if oom_score is None else oom_score.fd,
-        0 if oom_score is None else oom_score.value,
-    )
-    assert oom_score is None or oom_score.fd >= 0
-    result = _SpawnResult()
-    pid: int = _library.execd_spawn(request, result)
-    if result.failure.step:
-        raise _failed_spawn(result.failure, pid, program)
-    assert pid > 0, "without a failed step there is a child"
-    return StartedProgram(pid, bool(result.was_direct))
-
-
-def _failed_spawn(failure: FailureFields, pid: int, block: bytes) -> StepFailed:
-    step, error = STEP_NAMES[failure.step], failure.error
-    filename = None
-    if step in ("exec", "cwd"):
-        program = program_block.unpack(block)
-        filename = program.argv[0] if step == "exec" else program.cwd
-        if error == errno.ENAMETOOLONG and step == "exec" and not _is_too_long(program.paths):
-            error = errno.E2BIG  # gVisor has one number for a long name and for long arguments
-    return StepFailed(step, error, pid if pid > 0 else None, filename)
-
-
-def _is_too_long(paths: Iterable[str]) -> bool:
-    """Whether the kernel refuses one of the paths as too long."""
-    return any(
-        len(path) >= PATH_MAX_BYTES or max(map(len, path.split(b"/"))) > NAME_MAX_BYTES
-        for path in map(os.fsencode, paths)
-    )
 
 
 def clone(

@@ -16,22 +16,10 @@ shows no threads.
 
 from __future__ import annotations
 
-import functools
 import os
 
 from execd.proc import spawn
-
-LOADAVG_BYTES = 128
-
-
-@functools.cache
-def is_gvisor() -> bool:
-    """Return whether this kernel is gVisor.
-
-    ``/proc/loadavg`` of gVisor holds zeros, and Linux assigns no pid 0.
-    """
-    with open("/proc/loadavg", "rb") as file:
-        return int(file.read(LOADAVG_BYTES).split()[4]) == 0
+from execd.proc.kernel_traits import LOADAVG_BYTES
 
 
 class TaskMeter:

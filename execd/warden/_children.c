@@ -1,6 +1,6 @@
 /*
  * In gVisor, the proof that programs have left nothing: no process is new among the warden's
- * children. (Natively the newest pid is the proof: _early_end.c. gVisor does not tell the newest
+ * children. (Natively the newest pid is the proof: _starts.c. gVisor does not tell the newest
  * pid.)
  *
  * When a process ends, gVisor gives the children of the process to the init of the PID namespace,
@@ -15,7 +15,7 @@
  * when the thread ends: the number of entries proves nothing, and ids are compared.
  *
  * A new process could only pass for an old thread after all other pids have been given out. So a
- * list of known children is no proof for long (SOON_IN_GVISOR of _quick_starts.c). The list is
+ * list of known children is no proof for long (SOON_IN_GVISOR of _starts.c). The list is
  * noted before the oldest program in flight begins, and anew at each proof.
  */
 #define _GNU_SOURCE

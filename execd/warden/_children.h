@@ -1,5 +1,5 @@
 /*
- * What _children.c shares with _quick_starts.c.
+ * What _children.c shares with _starts.c.
  */
 #ifndef EXECD_CHILDREN_H
 #define EXECD_CHILDREN_H

@@ -9,26 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 from execd.proc import spawn
 
+if TYPE_CHECKING:
+    from execd.proc.kernel_traits import KernelTraits
 
-class BrakeTiming(NamedTuple):
-    """How often the brake counts tasks, and how long the brake sends SIGSTOP."""
-
-    pause_seconds: float
-    """Pause between two counts, and between two rounds of SIGSTOP."""
-    quiet_rounds: int
-    """The brake ends its rounds after so many rounds in a row that found no new task. 0: after the
-    first round."""
-
-
-# Natively a bomb makes ten processes a millisecond, and the earlier the brake counts, the smaller
-# the crowd that competes with the brake for the CPU. A count takes 3 microseconds; in gVisor ten
-# times as much.
-NATIVE_TIMING = BrakeTiming(pause_seconds=0.005, quiet_rounds=0)
-GVISOR_TIMING = BrakeTiming(pause_seconds=0.02, quiet_rounds=5)
 
 _library = spawn.load_library()
 _library.execd_brake_start.argtypes = [ctypes.c_int, ctypes.c_uint64, ctypes.c_int]
@@ -39,7 +26,7 @@ _library.execd_brake_arm.restype = None
 class Brake:
     """The brake of this process, for the life of the process. The brake starts released."""
 
-    def __init__(self, loadavg_fd: int, timing: BrakeTiming) -> None:
+    def __init__(self, loadavg_fd: int, traits: KernelTraits) -> None:
         """Start the thread.
 
         ``loadavg_fd``: an open ``/proc/loadavg``; the newest pid there is then the count. -1: the
@@ -47,7 +34,7 @@ class Brake:
         namespace, because kill(-1) would stop the user's machine.
         """
         error = _library.execd_brake_start(
-            loadavg_fd, int(timing.pause_seconds * 1e9), timing.quiet_rounds
+            loadavg_fd, int(traits.stop_pause_seconds * 1e9), traits.brake_quiet_rounds
         )
         if error:
             raise OSError(error, os.strerror(error))

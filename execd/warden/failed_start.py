@@ -14,11 +14,30 @@ from execd.proc import program_block
 
 FIRST_LINE_BYTES = 256
 """The kernel reads so many bytes of a script's first line (execve(2))."""
+PATH_MAX_BYTES, NAME_MAX_BYTES = 4096, 255
+"""The longest path, with the NUL, and the longest name of a file: path_resolution(7)."""
 MISSING = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ELOOP))
 
 
-def explain(step: str, error: int, block: bytes) -> str:
-    """Return the message for a failed step of ``spawn.spawn``. ``block``: see ``program_block``."""
+def judge(step: str, error: int, block: bytes) -> tuple[int, str]:
+    """Return the errno of a failed step as Linux would tell the errno, and the message.
+
+    ``step``: of ``spawn.STEP_NAMES``. ``block``: see ``program_block``.
+    """
+    if (step, error) == ("exec", errno.ENAMETOOLONG) and not _has_long_path(block):
+        error = errno.E2BIG  # gVisor has one number for a long name and for long arguments
+    return error, _explain(step, error, block)
+
+
+def _has_long_path(block: bytes) -> bool:
+    """Whether the kernel refuses one of the program's paths as too long."""
+    return any(
+        len(path) >= PATH_MAX_BYTES or max(map(len, path.split(b"/"))) > NAME_MAX_BYTES
+        for path in map(os.fsencode, program_block.unpack(block).paths)
+    )
+
+
+def _explain(step: str, error: int, block: bytes) -> str:
     reason = os.strerror(error)
     if step not in ("cwd", "exec"):
         return f"{step}: {reason}"

@@ -55,35 +55,18 @@ from execd.warden.job import send_signal
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
+    from execd.proc.kernel_traits import KernelTraits
     from execd.proc.process_tree import Process
     from execd.warden.job import Job
     from execd.warden.job_table import JobTable
 
-QUIET_ROUNDS, STOP_PAUSE_SECONDS = 1, 0.005
-QUIET_ROUNDS_IN_GVISOR, STOP_PAUSE_SECONDS_IN_GVISOR = 5, 0.02
-FREEZE_SECONDS, FREEZE_SECONDS_IN_GVISOR = 1.0, 3.0
-# In gVisor a process that waits in vfork(2) takes no signal, and goes on once the child has called
-# exec. A second SIGSTOP has no effect while the first is pending. A different stop signal makes the
-# process check for signals, and the process then takes SIGSTOP, the lowest number, first. SIGCONT
-# discards all stop signals, so no handler runs. Each round sends SIGSTOP too: a process that was
-# just forked has no SIGSTOP yet, and may ignore the nudges.
-NUDGES_IN_GVISOR = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 # When a freeze in gVisor ends, and this many unexplained tasks still rise, a read of /proc would
 # take minutes.
 UNSTOPPABLE_TASKS = 256
 # Honest programs have about this many tasks each. Tasks are taken for a bomb when they exceed the
 # sum of: the tasks of the last scan, USUAL_TASKS for every job, and the lowest limit of a tree.
 USUAL_TASKS = 8
-# A burst is this growth since the last count, 20 ms ago as a rule (50 ms in gVisor). In gVisor
-# each burst is frozen: while N processes fork, each system call of the warden and of the
-# daemon waits for the forks of all N, and meanwhile N doubles. Honest programs fork at most 200
-# times a second in gVisor.
-BURST_TASKS, BURST_TASKS_IN_GVISOR = 64, 24
-# The brake stops everything after this growth, if the warden's next count is late. Not fewer: each
-# freeze of a bomb that is not over its limit yet ends with a thaw, and in gVisor each thaw is a
-# risk.
-BRAKE_BURST_TASKS_IN_GVISOR = 2 * BURST_TASKS_IN_GVISOR
-# No limit of processes in a quick start is larger (``_quick_starts.c``).
+# No limit of processes in a start is larger (``_starts.c``).
 MOST_LIMIT = (1 << 31) - 1
 # A rise is this growth since the last count. In gVisor a rise already forbids reading /proc until
 # the next count, since a read waits like any system call. In both kernels a rise delays the
@@ -102,11 +85,6 @@ SCAN_PATIENCE_SECONDS = 0.1
 # Natively a scan that takes longer is starved by the processes that the scan reads, whether they
 # grow or not: bombs at the pod's limit of processes only spin.
 STARVED_SECONDS = 0.5
-# The brake stops everything when the warden's next count is this late (0.02 s is usual, 0.05 s in
-# gVisor) and there are enough tasks for a tree to be over the limit. In gVisor a tree stops growing
-# at the kernel's limit of processes, and 450 processes that try to fork held the warden up for a
-# minute.
-LATE_SECONDS, LATE_SECONDS_IN_GVISOR = 0.25, 0.5
 
 
 class BrakeFigures(NamedTuple):
@@ -124,15 +102,13 @@ class Unstoppable(Exception):
 class ForkBombs:
     """Decides when to freeze; freezes and thaws. The guilty trees are the supervisor's decision."""
 
-    def __init__(self, jobs: JobTable, *, is_init: bool, in_gvisor: bool) -> None:
+    def __init__(self, jobs: JobTable, traits: KernelTraits, *, is_init: bool) -> None:
         """``jobs``: the warden's jobs by tag, kept up to date by the supervisor. ``is_init``: this
         process is the init of a PID namespace."""
         self._jobs = jobs
         self._is_init = is_init
-        self._in_gvisor = in_gvisor
-        self._quiet_rounds = QUIET_ROUNDS_IN_GVISOR if in_gvisor else QUIET_ROUNDS
-        self._pause_seconds = STOP_PAUSE_SECONDS_IN_GVISOR if in_gvisor else STOP_PAUSE_SECONDS
-        self._nudges = NUDGES_IN_GVISOR if in_gvisor and is_init else ()
+        self._traits = traits
+        self._nudges = traits.nudges if is_init else ()
         self._n_explained = self._last_count = 0
         self.held_back: list[int] = []
         """Pids that the thaw has not continued yet, children first."""
@@ -153,8 +129,8 @@ class ForkBombs:
             return False
         unexplained = n_tasks - self._n_explained
         if self.is_burst(n_tasks):
-            return self._in_gvisor or unexplained > limit + USUAL_TASKS
-        if scan_age_seconds > STARVED_SECONDS and not self._in_gvisor:
+            return self._traits.bombs_hold_calls or unexplained > limit + USUAL_TASKS
+        if scan_age_seconds > STARVED_SECONDS and not self._traits.bombs_hold_calls:
             return n_tasks > limit
         if scan_age_seconds > SCAN_PATIENCE_SECONDS:
             return unexplained > limit // 2 and n_tasks > limit
@@ -162,15 +138,13 @@ class ForkBombs:
 
     def is_burst(self, n_tasks: int) -> bool:
         """Whether tasks have grown faster since the last count than honest programs fork."""
-        return n_tasks - self._last_count > (
-            BURST_TASKS_IN_GVISOR if self._in_gvisor else BURST_TASKS
-        )
+        return n_tasks - self._last_count > self._traits.burst_tasks
 
     def may_read(self, n_tasks: int) -> bool:
         """Whether the warden will get enough CPU to read /proc."""
         if self.held_back or self.is_burst(n_tasks):
             return False
-        return not (self._in_gvisor and self._is_rise(n_tasks))
+        return not (self._traits.bombs_hold_calls and self._is_rise(n_tasks))
 
     def record_count(self, n_tasks: int) -> None:
         """Note the number of tasks, and continue the next piece of a tree that a thaw has held back
@@ -190,33 +164,28 @@ class ForkBombs:
     def _is_rise(self, n_tasks: int) -> bool:
         return n_tasks - self._last_count > RISING_TASKS
 
-    def brake_room(self, n_tasks: int, next_limit: int | None = None) -> int:
+    def brake_room(self, n_tasks: int) -> int:
         """By how many tasks ``n_tasks`` may grow until the next count before the brake stops
-        everything; 0: without end, since no job has a limit.
-
-        ``next_limit``: the limit of processes of a job that is about to begin; None: no job is.
-        """
+        everything; 0: without end, since no job has a limit."""
         limit = self._jobs.lowest_process_limit
-        is_next = next_limit is not None
-        if next_limit and (not limit or next_limit < limit):
-            limit = next_limit
         if not limit:
             return 0
-        if self._in_gvisor:
-            return BRAKE_BURST_TASKS_IN_GVISOR
-        base, spare = self._brake_figures(n_tasks, len(self._jobs) + is_next)
+        if self._traits.brake_burst_tasks:
+            return self._traits.brake_burst_tasks
+        base, spare = self._brake_figures(n_tasks, len(self._jobs))
         return max(base + limit, 0) + spare
 
     def brake_figures(self, n_tasks: int) -> BrakeFigures:
         """``brake_room`` while no job has a limit, for a job that is about to begin: the sum of the
         job's limit and ``base``, or 0 if the sum is negative; plus ``spare``."""
         assert not self._jobs.lowest_process_limit
-        if self._in_gvisor:  # the limit makes no difference
-            return BrakeFigures(-MOST_LIMIT, BRAKE_BURST_TASKS_IN_GVISOR)
+        if self._traits.brake_burst_tasks:  # the limit makes no difference
+            return BrakeFigures(-MOST_LIMIT, self._traits.brake_burst_tasks)
         return self._brake_figures(n_tasks, len(self._jobs) + 1)
 
     def _brake_figures(self, n_tasks: int, n_jobs: int) -> BrakeFigures:
-        return BrakeFigures(self._n_explained + USUAL_TASKS * n_jobs - n_tasks, BURST_TASKS)
+        base = self._n_explained + USUAL_TASKS * n_jobs - n_tasks
+        return BrakeFigures(base, self._traits.burst_tasks)
 
     def brake_patience_seconds(self, n_tasks: int) -> float:
         """How late the warden's next count may come before the brake stops everything. 0: the next
@@ -224,7 +193,7 @@ class ForkBombs:
         limit = self._jobs.lowest_process_limit
         if not 0 < limit < n_tasks:
             return 0.0
-        return LATE_SECONDS_IN_GVISOR if self._in_gvisor else LATE_SECONDS
+        return self._traits.late_seconds
 
     def record_scan(self, processes: Collection[Process], n_tasks: int) -> None:
         """Note a complete scan outside of a freeze, and the number of tasks in the scan."""
@@ -237,35 +206,36 @@ class ForkBombs:
         self._n_explained = n_tasks
 
     def freeze(self, count_tasks: Callable[[], int]) -> bool:
-        """Stop everything. Blocks until rounds find no new tasks, or a round after FREEZE_SECONDS
-        finds some.
+        """Stop everything. Blocks until rounds find no new tasks, or a round after the time
+        of a freeze finds some.
 
         Returns whether everything stands still. Without a namespace the answer is always False:
         only groups are stopped, and a process may have left the groups. Raises Unstoppable.
         """
-        end = time.monotonic() + (FREEZE_SECONDS_IN_GVISOR if self._in_gvisor else FREEZE_SECONDS)
+        end = time.monotonic() + self._traits.freeze_seconds
         before, n_quiet, n_rounds = -1, 0, 0
         # Beside a bomb a round may take half a second in gVisor. A quiet round shows that the
         # rounds win, so the rounds go on beyond ``end``.
-        while n_quiet < self._quiet_rounds and (n_quiet or time.monotonic() < end):
+        while n_quiet < self._traits.quiet_rounds and (n_quiet or time.monotonic() < end):
             self._signal_everything(signal.SIGSTOP)
             if n_rounds and self._nudges:
                 self._signal_everything(self._nudges[n_rounds % len(self._nudges)])
-            time.sleep(self._pause_seconds)
+            time.sleep(self._traits.stop_pause_seconds)
             n_tasks = count_tasks()
             n_quiet = n_quiet + 1 if n_tasks <= before else 0
             n_rounds += 1
             self._last_count = before = n_tasks
-        if n_quiet == self._quiet_rounds:
+        if n_quiet == self._traits.quiet_rounds:
             return self._is_init
-        if self._in_gvisor and self._is_init and before > self._n_explained + UNSTOPPABLE_TASKS:
+        is_unstoppable = before > self._n_explained + UNSTOPPABLE_TASKS
+        if self._traits.bombs_hold_calls and self._is_init and is_unstoppable:
             raise Unstoppable(f"{before} processes, and rounds of SIGSTOP find more")
         return False
 
     def await_forks(self, processes: dict[int, Process]) -> bool:
         """Wait until no stopped process is in fork(2) any more, and add the children to
         ``processes``, the scan during the freeze. Returns whether everything stands still."""
-        if self._in_gvisor:
+        if not self._traits.stops_forks_under_way:
             return True
         groups = {job.pid for job in self._stopped_jobs()}
         return await_forks(

@@ -15,8 +15,8 @@ loop (``spawn_watch``, ``_brake.c``). They touch none of the loop's objects but 
 modules name.
 
 Rules.
-  * Only ``_reap`` waits for children, and before a program is a leader its early end does
-    (``early_end``, ``quick_starts``). A leader may be signaled by number only until ``_reap`` has
+  * Only ``_reap`` waits for children, and before a program is a leader the C of the starts does
+    (``starts``). A leader may be signaled by number only until ``_reap`` has
     reaped the leader, since the kernel then reuses the number.
   * No step takes long: /proc is read in slices, and the loop polls the socket between two slices.
     So a hundred kills of trees at once cannot make a live warden look dead. All jobs share each
@@ -43,7 +43,7 @@ import time
 from typing import TYPE_CHECKING
 
 from execd.kernel import process_name
-from execd.proc import process_tree, self_process, spawn
+from execd.proc import kernel_traits, process_tree, self_process, spawn
 from execd.proc.channel import Channel, Closed
 from execd.proc.messages import (
     Adopt,
@@ -73,12 +73,11 @@ from execd.proc.messages import (
 from execd.proc.task_meter import TaskMeter
 from execd.warden import brake
 from execd.warden.adoption import AdoptionFailed, PendingAdoptions
-from execd.warden.early_end import EarlyEnds
 from execd.warden.hangups import HangupGuard
 from execd.warden.job import Job, send_signal
-from execd.warden.launcher import Launcher, Start
+from execd.warden.launcher import Launcher
 from execd.warden.own_peak import OwnPeak
-from execd.warden.quick_starts import EndOfCall, QuickStarts, open_children
+from execd.warden.starts import EndOfCall
 from execd.warden.startup_watch import StartupWatch
 from execd.warden.supervisor import SLICE_SECONDS, Supervisor
 from execd.warden.traced_stops import TracedStops
@@ -89,27 +88,11 @@ if TYPE_CHECKING:
 
     from execd.proc.messages import Message
     from execd.warden.adoption import Adoption
-    from execd.warden.early_end import EarlyEnd
-    from execd.warden.quick_starts import Outcome, QuickProgram
+    from execd.warden.starts import Outcome, ProgramEnd, StartedProgram
 
 SOCKET_FD = 3
 IDLE_SECONDS = 3600.0
 MESSAGES_PER_TURN = 32
-
-# A program that ends within this time is reported by one message, Exited, instead of Spawned and
-# Exited. Each message costs both sides a wake-up. In gVisor `true` takes 3 to 6 ms.
-ANNOUNCE_SECONDS, ANNOUNCE_SECONDS_IN_GVISOR = 0.0015, 0.008
-
-# As long as nothing but quick starts come, a program has this time to end. Nobody waits for the
-# end: further programs start meanwhile. With 0.0015 most of 16 programs at once live too long.
-QUICK_SECONDS, QUICK_SECONDS_IN_GVISOR = 0.004, 0.05
-# In gVisor a program of a crowd takes that long, and each job costs a millisecond. A program that
-# waits is worth a job earlier: the daemon starts the next program when the warden has found a job
-# waiting (``startup_watch``). gVisor counts CPU time by ticks of 10 ms.
-LOOK_PAUSE_SECONDS_IN_GVISOR = 0.012
-# Work that needs a job of each program waits so long for the programs in flight to end. No program
-# begins meanwhile. With 0.008 a scan makes jobs of twice as many programs of a crowd.
-DRAIN_SECONDS_IN_GVISOR = 0.025
 
 # How long a subreaper kills leftover processes after the daemon's end.
 SWEEP_SECONDS = 5.0
@@ -135,81 +118,47 @@ class Warden:
         self._adoptions = PendingAdoptions(self._poll)
         meter = TaskMeter()
         is_init = os.getpid() == 1
-        timing = brake.GVISOR_TIMING if meter.is_exact else brake.NATIVE_TIMING
+        self._traits = traits = kernel_traits.find()
         self._supervisor = Supervisor(
             channel,
             meter,
+            traits,
             # Without a PID namespace the brake would stop the user's machine.
-            brake.Brake(meter.loadavg_fd, timing) if is_init else None,
+            brake.Brake(meter.loadavg_fd, traits) if is_init else None,
             is_init=is_init,
             has_pending_adoptions=lambda: bool(self._adoptions),
         )
         self._jobs = self._supervisor.jobs
+        self._child_signals = spawn.open_child_signals()  # open for life
+        self._poll.register(self._child_signals, select.POLLIN)
+        self._own_peak = OwnPeak()
         self._launcher = Launcher(
             self._supervisor,
             self._leaders,
             self._make_room,
+            self._own_peak,
+            channel=channel.fileno(),
+            child_signals=self._child_signals,
+            loadavg_fd=meter.loadavg_fd,
+            traits=traits,
             oom_score=oom_score,
             former_limits=former_limits,
-            # gVisor sends SIGHUP to an orphaned process group when one member ends while another is
-            # stopped, and a freeze stops everything. (Linux does so only when the group becomes an
-            # orphan: setpgid(2).) A group is no orphan while the leader's parent, the warden, is in
-            # the same session. A program with a terminal needs a session of its own all the same.
-            leads_session=not (meter.is_exact and is_init),
-            reads_starts=meter.is_exact,
+            # A freeze stops everything. A group is no orphan while the leader's parent, the warden,
+            # is in the same session. A program with a terminal needs a session of its own all the
+            # same.
+            leads_session=not (traits.hangs_up_stopped_groups and is_init),
         )
-        self._child_signals = spawn.open_child_signals()  # open for life
-        self._poll.register(self._child_signals, select.POLLIN)
-        self._early_ends = (
-            None
-            if meter.is_exact
-            else EarlyEnds(
-                child_signals=self._child_signals,
-                requests=channel.fileno(),
-                loadavg_fd=meter.loadavg_fd,
-                within_seconds=ANNOUNCE_SECONDS,
-            )
-        )
-        self._quick_starts = self._open_quick_starts(meter, oom_score, former_limits)
-        # Linux adds the written bytes of an ended child to those of the parent; gVisor does not.
-        self._parents_inherit = not meter.is_exact
-        self._announce_seconds = ANNOUNCE_SECONDS_IN_GVISOR if meter.is_exact else ANNOUNCE_SECONDS
+        self._starts = self._launcher.starts
         self._startup_watch = StartupWatch()
         self._traced_stops = TracedStops()
         self._is_awaiting_room = False
-        self._has_more_to_reap = self._keeps_orphans = self._has_seen_early_end = False
-        self._own_peak = OwnPeak()
+        self._has_more_to_reap = self._keeps_orphans = False
         self._hangup_guard = (
             HangupGuard(
                 self._leaders, self._supervisor, self._launcher.add_orphan, self._reap_child
             )
-            if meter.is_exact and is_init
+            if traits.hangs_up_stopped_groups and is_init
             else None
-        )
-
-    def _open_quick_starts(
-        self,
-        meter: TaskMeter,
-        oom_score: spawn.OomScore | None,
-        former_limits: Sequence[spawn.Limit],
-    ) -> QuickStarts | None:
-        """None: this gVisor gives no proof that a program has left nothing."""
-        try:
-            children_fd = open_children() if meter.is_exact else -1
-        except OSError:
-            return None
-        return QuickStarts(
-            channel=self._channel.fileno(),
-            child_signals=self._child_signals,
-            loadavg_fd=meter.loadavg_fd,
-            children_fd=children_fd,
-            within_seconds=QUICK_SECONDS_IN_GVISOR if meter.is_exact else QUICK_SECONDS,
-            look_pause_seconds=LOOK_PAUSE_SECONDS_IN_GVISOR if meter.is_exact else 0.0,
-            leads_session=self._launcher.leads_session,
-            oom_score=oom_score,
-            former_limits=former_limits,
-            nice=self._launcher.nice,
-            watch=self._launcher.watch_words,
         )
 
     def run(self) -> None:
@@ -217,7 +166,6 @@ class Warden:
         self._channel.send(Ready(os.getpid(), self_process.root_capabilities()))
         self._poll.register(self._channel, select.POLLIN)
         due = self._due()
-        has_left_spawn = False
         while True:
             if self._is_awaiting_room != bool(self._channel.queued):
                 self._is_awaiting_room = not self._is_awaiting_room
@@ -225,9 +173,14 @@ class Warden:
                     self._channel, select.POLLIN | (select.POLLOUT if self._is_awaiting_room else 0)
                 )
             try:
-                if due > time.monotonic() and self._may_start_quickly():
-                    has_left_spawn &= not self._serve_quickly(due)
+                if due > time.monotonic() and self._may_serve():
+                    self._serve(due)
                     due = self._due()
+                elif self._starts.has_in_flight:
+                    self._serve(0.0)
+                    due = self._due()
+                if self._starts.has_in_flight:  # a start has come back, and is now in flight
+                    continue
                 ready = dict(self._poll.poll(max(0.0, due - time.monotonic()) * 1000))
                 woken_at = time.monotonic()
                 # First of all: beside a bomb each step of a starved warden may take seconds.
@@ -242,11 +195,9 @@ class Warden:
                     self._finish_adoption(adoption)
                 if self._channel.fileno() in ready:
                     self._channel.flush()
-                    has_left_spawn = not has_left_spawn and self._may_leave_spawn()
-                    if not has_left_spawn:
-                        self._serve_requests()
+                    self._serve_requests()
                 due = self._due()
-                if due <= time.monotonic():
+                if due <= time.monotonic() and not self._starts.has_in_flight:
                     self._run_due_work()
                     due = self._due()
             except (Closed, ProtocolError):
@@ -259,8 +210,7 @@ class Warden:
         for _ in range(MESSAGES_PER_TURN):
             if not self._serve_next(self._channel.receive):
                 return
-            if self._has_seen_early_end:  # and so no further request, as a rule
-                self._has_seen_early_end = False
+            if self._starts.has_in_flight:  # the C serves further requests
                 return
             if time.monotonic() - began > SLICE_SECONDS:
                 # A spawn takes 5 ms in gVisor, and memory must be sampled in between. The next poll
@@ -287,7 +237,9 @@ class Warden:
     def _serve_request(self, request: Request, descriptors: list[int]) -> None:
         match request:
             case Spawn():
-                self._spawn(request, descriptors)
+                failed = self._launcher.start(request, descriptors)
+                if failed is not None:
+                    self._channel.send(failed)
             case Adopt():
                 self._begin_adoption(request, descriptors)
             case MarkActive(tag):
@@ -328,7 +280,7 @@ class Warden:
                         sequence,
                         self._jobs.values(),
                         may_read=self._supervisor.may_read(),
-                        parents_inherit=self._parents_inherit,
+                        parents_inherit=self._traits.adds_written_bytes_to_parent,
                     )
                 )
                 if is_urgent:
@@ -351,41 +303,40 @@ class Warden:
         if request.anew and leader is not None:
             job.restart_counts(leader, request.work_began)
 
-    def _may_start_quickly(self) -> bool:
+    # Starts.
+
+    def _may_serve(self) -> bool:
         """Whether nothing but requests and ended children can be ready, and nothing that is under
         way keeps the loop from a start."""
         return (
-            self._quick_starts is not None
-            and not self._channel.queued
+            not self._channel.queued
             and not self._adoptions
             and not self._keeps_orphans
             and not self._supervisor.is_reading_unsafe
         )
 
-    def _may_leave_spawn(self) -> bool:
-        """Whether the next request is for the quick starts, after the work that is due. Natively
-        the loop's own starts have early ends too."""
-        return (
-            self._early_ends is None and self._may_start_quickly() and self._channel.is_spawn_next()
-        )
+    def _serve(self, until: float) -> None:
+        """Let the C serve until ``until``, and take over what the C leaves. With 0: only take over
+        the program in flight.
 
-    def _serve_quickly(self, until: float) -> bool:
-        """Let the quick starts serve, and take over what they leave. Returns whether a request has
-        come: then a Spawn may be left to them again."""
-        quick = self._quick_starts
-        assert quick is not None
-        outcome = quick.serve(until, self._supervisor.brake_figures(), self._own_peak.hiding_bytes)
-        has_received = outcome.n_received > 0
-        while quick.has_in_flight and self._help_beside(outcome):
-            outcome = quick.go_on(self._due())
-            has_received |= outcome.n_received > 0
-        if quick.has_in_flight and self._may_drain(outcome):
-            outcome = quick.go_on(time.monotonic() + DRAIN_SECONDS_IN_GVISOR, may_start=False)
+        A program is in flight afterwards only if a request that has come back was a start.
+        """
+        starts = self._starts
+        if starts.has_in_flight:
+            outcome = starts.go_on(until, may_start=until > 0)
+        else:
+            brake = self._supervisor.brake_figures()
+            outcome = starts.serve(until, brake, self._own_peak.hiding_bytes)
+        while until and starts.has_in_flight and self._help_beside(outcome):
+            outcome = starts.go_on(self._due())
+        if until and starts.has_in_flight and self._may_drain(outcome):
+            drained_at = time.monotonic() + self._traits.drain_seconds
+            outcome = starts.go_on(drained_at, may_start=False)
         woken_at = time.monotonic()
         self._has_more_to_reap |= outcome.has_more
-        for program in (*outcome.programs, *quick.take_all()):
+        for program in (*outcome.programs, *starts.take_all()):
             self._take_over(program)
-        self._supervisor.record_quick_starts(outcome)
+        self._supervisor.record_starts(outcome)
         # Not earlier: without a job a program's process would pass for an orphan of the bomb.
         self._supervisor.handle_brake_stop()
         if outcome.received is not None:
@@ -393,8 +344,6 @@ class Warden:
                 self._reap(woken_at)
             datagram, descriptors = outcome.received
             self._serve_next(lambda: self._channel.unpack(datagram, descriptors))
-            self._has_seen_early_end = False  # of interest only among several requests
-        return has_received
 
     def _may_drain(self, outcome: Outcome) -> bool:
         """Whether the work that has ended a call may wait until the programs in flight have ended:
@@ -407,94 +356,59 @@ class Warden:
         )
 
     def _help_beside(self, outcome: Outcome) -> bool:
-        """Do the work that can be done beside programs in flight. Returns whether the quick starts
-        may go on: no other work is due."""
+        """Do the work that can be done beside programs in flight. Returns whether the C may go on:
+        no other work is due."""
         # As before each reaping: ``_reap`` waits for a stop to be over (``hangups``).
         if not self._supervisor.is_calm:
             return False
         if outcome.stranger and outcome.stranger not in self._leaders:
             return False
         if outcome.programs and outcome.brake_order is not None:
-            return False  # the brake belongs to the quick starts or to the supervisor
+            return False  # the brake belongs to the starts or to the supervisor
         now = time.monotonic()
         if outcome.stranger:
             self._reap_child(outcome.stranger, now)
         for program in outcome.programs:
             self._take_over(program)
         outcome.programs.clear()
-        if not self._supervisor.work_beside_quick_starts(now):
+        if not self._supervisor.work_beside_starts(now):
             return False
         self._look_after_young(now)
-        return self._may_start_quickly()
+        return self._may_serve()
 
-    def _take_over(self, quick: QuickProgram) -> None:
-        """Report the end of a program that the quick starts have started, or make a job."""
-        request, descriptors = self._channel.unpack(*quick.request)
-        assert isinstance(request, Spawn), "quick starts start nothing else"
-        start = Start(
-            quick.program,
-            descriptors,
-            self._supervisor.memory.open_account(request.tag, request.memory_bytes),
-            quick.spawned_at,
-            quick.spawn_seconds,
-        )
+    def _take_over(self, program: StartedProgram) -> None:
+        """Report the end of a program that the C has started, or make a job."""
+        request, descriptors = self._channel.unpack(*program.request)
+        assert isinstance(request, Spawn), "the C starts nothing else"
         try:
-            if quick.end is not None:
-                self._send_early_end(request.tag, start, quick.end)
+            if program.end is not None:
+                self._report_end(request.tag, program, program.end)
                 return
-            job = self._launcher.make_job(request, start)
+            job = self._launcher.make_job(request, program, descriptors)
         finally:
             _close_all(descriptors)
         self._add_job(job)
-        self._startup_watch.add(job, spawn_seconds=quick.spawn_seconds)
-        self._unannounced[job.tag] = job
-
-    def _spawn(self, request: Spawn, descriptors: list[int]) -> None:
-        began = time.monotonic()
-        start = self._launcher.start(request, descriptors)
-        if isinstance(start, SpawnFailed):
-            self._channel.send(start)
-            return
-        if self._early_ends is not None and not request.announce:
-            end = self._early_ends.wait(start.program.pid)
-            if end is not None:
-                # First the pipes, then the report: the daemon reads the pipes next, and would wait
-                # in a further turn of its loop for pipes that are still open here.
-                _close_all(descriptors)
-                self._report_early_end(request.tag, start, end)
-                return
-        job = self._launcher.make_job(request, start)
-        self._add_job(job)
         if not request.is_idle:
-            self._startup_watch.add(job, spawn_seconds=job.spawned_at - began)
+            self._startup_watch.add(job, spawn_seconds=program.spawn_seconds)
         if request.announce:
             self._channel.send(Spawned(job.tag, job.pid, job.spawned_at, job.is_direct))
         else:
             self._unannounced[job.tag] = job
-        # Not earlier: without a job the program's process would pass for an orphan of the bomb.
-        self._supervisor.handle_brake_stop()
 
-    def _report_early_end(self, tag: int, start: Start, end: EarlyEnd) -> None:
-        self._send_early_end(tag, start, end)
-        self._has_seen_early_end = True
-        self._has_more_to_reap |= end.has_more
-        self._supervisor.record_early_end(start.program.pid)
-
-    def _send_early_end(self, tag: int, start: Start, end: EarlyEnd) -> None:
-        pid, is_direct = start.program
+    def _report_end(self, tag: int, program: StartedProgram, end: ProgramEnd) -> None:
         is_hidden = self._own_peak.may_hide(end.max_rss_bytes)
         self._channel.send(
             Exited(
                 tag,
-                pid,
-                start.spawned_at,
+                program.pid,
+                program.spawned_at,
                 time.monotonic(),
                 end.wait_status,
                 end.user_seconds,
                 end.system_seconds,
                 0 if is_hidden else end.max_rss_bytes,
-                spawn_seconds=start.spawn_seconds,
-                is_direct=is_direct,
+                spawn_seconds=program.spawn_seconds,
+                is_direct=program.is_direct,
             )
         )
 
@@ -596,7 +510,7 @@ class Warden:
 
     def _announce_starts(self, now: float) -> None:
         for tag, job in list(self._unannounced.items()):
-            if job.spawned_at + self._announce_seconds > now:
+            if job.spawned_at + self._traits.announce_seconds > now:
                 break  # later entries were spawned later
             assert job.reaped_at is None, "the reaping removes the entry"
             del self._unannounced[tag]
@@ -615,7 +529,7 @@ class Warden:
                 due = min(due, self._startup_watch.due)
         if self._unannounced:
             oldest = next(iter(self._unannounced.values()))
-            due = min(due, oldest.spawned_at + self._announce_seconds)
+            due = min(due, oldest.spawned_at + self._traits.announce_seconds)
         return due
 
     def _run_due_work(self) -> None:

@@ -12,8 +12,6 @@ import math
 
 # Scans while trees are being ended or signaled. Bounds in seconds.
 KILL_SCAN_FACTOR, KILL_SCAN_SECONDS = 1.0, (0.005, 0.1)
-# A count is one system call, and costs ten times as much in gVisor as in Linux.
-COUNT_SECONDS, COUNT_SECONDS_IN_GVISOR = 0.02, 0.05
 # Scans that keep the figures of jobs up to date come every 1 to 5 s. They come sooner for a young
 # job: most jobs end young, and would have no figures at all.
 WATCH_SCAN_FACTOR, WATCH_SCAN_SECONDS = 50.0, (1.0, 5.0)
@@ -25,7 +23,9 @@ QUIET_SCAN_SECONDS = 60.0
 class Schedule:
     """When the next count and the next scan are due. Times are monotonic seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, count_seconds: float) -> None:
+        """``count_seconds``: between two counts."""
+        self._count_seconds = count_seconds
         self.next_count = 0.0
         self._next_kill_scan = 0.0
         self._next_watch_scan = self._earliest_watch_scan = 0.0
@@ -53,7 +53,7 @@ class Schedule:
         """Schedule a count and a scan for a job that has begun. ``is_only``: no further job is
         there."""
         if is_only:
-            self.next_count = now + COUNT_SECONDS
+            self.next_count = now + self._count_seconds
             self._next_watch_scan = math.inf
         self.record_change(now)
 
@@ -71,9 +71,9 @@ class Schedule:
         """Schedule a scan for a kill that has begun."""
         self._next_kill_scan = now + KILL_SCAN_SECONDS[0]
 
-    def record_count(self, now: float, *, in_gvisor: bool) -> None:
+    def record_count(self, now: float) -> None:
         """Schedule the next count."""
-        self.next_count = now + (COUNT_SECONDS_IN_GVISOR if in_gvisor else COUNT_SECONDS)
+        self.next_count = now + self._count_seconds
 
     def record_scan(
         self, now: float, busy_seconds: float, count: int, youngest_seconds: float

@@ -11,7 +11,7 @@ watch continues a stopped child. The watch kills a child that has been held for
 KILL_AFTER_SECONDS, and the death of the child frees the caller as exec does. A killed child has not
 run the program, so the main thread may start the program again.
 
-The two threads share words without a lock, also while the main thread is in C (``quick_starts``),
+The two threads share words without a lock, also while the main thread is in C (``starts``),
 and each word has a single writer. The main thread writes ``begun_at`` and ``last_begun_at``; the
 watch writes ``is_asleep``, and writes ``killed_pid`` while the main thread is held. The main thread
 also writes ``_leaders``. Until the exec the child has the warden's
@@ -45,7 +45,7 @@ _NANOSECONDS = 1_000_000_000
 
 
 class WatchWords(ctypes.Structure):
-    """``struct spawn_watch`` of ``_quick_starts.c``. Times are nanoseconds of the monotonic clock;
+    """``struct spawn_watch`` of ``_starts.c``. Times are nanoseconds of the monotonic clock;
     0: never, or no vfork is under way."""
 
     _fields_ = (
@@ -90,18 +90,6 @@ class SpawnWatch:
     def end(self) -> None:
         """Stop watching: the vfork has returned."""
         self.words.begun_at = 0
-
-    @property
-    def killed_pid(self) -> int:
-        """Pid of the child that the watch killed during the last vfork; 0: none."""
-        pid: int = self.words.killed_pid
-        return pid
-
-    @property
-    def last_begun_at(self) -> float:
-        """When the last vfork began, in seconds of the monotonic clock."""
-        begun_at: int = self.words.last_begun_at
-        return begun_at / _NANOSECONDS
 
     def _run(self) -> None:
         while True:

@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from execd.proc.channel import Channel
+    from execd.proc.kernel_traits import KernelTraits
     from execd.proc.memory import Account
-    from execd.proc.messages import Spawn
     from execd.proc.task_meter import TaskMeter
     from execd.warden.brake import Brake
     from execd.warden.fork_bombs import BrakeFigures
     from execd.warden.job import Job
-    from execd.warden.quick_starts import Outcome
+    from execd.warden.starts import Outcome
 
 SLICE_SECONDS = 0.02
 # Pause between two freezes because of refused forks. A limit of processes outside of this namespace
@@ -63,6 +63,7 @@ class Supervisor:
         self,
         channel: Channel,
         meter: TaskMeter,
+        traits: KernelTraits,
         brake: Brake | None,
         *,
         is_init: bool,
@@ -83,17 +84,16 @@ class Supervisor:
         """By tag: jobs with signals, or with a kill that asks for frequent scans."""
         self._unattributed: dict[tuple[int, int], int] = {}
         self._scan: process_tree.Scan | None = None
-        self._schedule = Schedule()
+        self._schedule = Schedule(traits.count_seconds)
         self._meter = meter
+        self._traits = traits
         self._is_reading_unsafe = False
         self._is_init = is_init
         self._has_pending_adoptions = has_pending_adoptions
-        self._bombs = ForkBombs(self.jobs, is_init=is_init, in_gvisor=self._meter.is_exact)
+        self._bombs = ForkBombs(self.jobs, traits, is_init=is_init)
         self._brake = brake
         self._brake_order: tuple[int, int, float] | None = None
         """What the brake was told last: see ``Brake.arm``. None: the brake is released."""
-        self._is_armed_for_spawn = False
-        """Whether nothing but the latest start has armed the brake."""
         self._next_freeze_for_room = 0.0
         self._held_tags: set[int] = set()
         """Tags of the jobs that the last thaw continues slowly."""
@@ -119,7 +119,7 @@ class Supervisor:
 
     def _record_tasks(self, n_tasks: int, processes: Collection[int] = ()) -> None:
         """Bring the estimate of gVisor's own memory up to date, after a count or a scan."""
-        if self._meter.is_exact:
+        if self._traits.uses_memory_of_pod:
             self._sentry.record_count(n_tasks)
             if processes:
                 self._sentry.record_pid(max(processes))
@@ -134,7 +134,7 @@ class Supervisor:
         self._has_changed = True
         self._schedule.record_job(job.spawned_at, is_only=not self.jobs)
         self.jobs.add(job)
-        if self._meter.is_exact:
+        if self._traits.limits_processes_of_namespace:
             job.n_others = self._meter.max_tasks()
         if not job.is_idle:
             self.memory.begin_sampling(job.account)
@@ -282,7 +282,7 @@ class Supervisor:
             limit = self.jobs.lowest_process_limit
             if 0 < limit < n_tasks and self._schedule.is_worth_a_scan(n_tasks, limit, now):
                 self._begin_scan()
-        self._schedule.record_count(time.monotonic(), in_gvisor=self._meter.is_exact)
+        self._schedule.record_count(time.monotonic())
 
     @property
     def is_count_due(self) -> bool:
@@ -301,7 +301,7 @@ class Supervisor:
             or (self._brake is not None and self._brake.may_have_fired)
         )
 
-    def work_beside_quick_starts(self, now: float) -> bool:
+    def work_beside_starts(self, now: float) -> bool:
         """Do the due work that needs no job of a program in flight: a count that is no reason to
         act, and a sample of memory. Returns whether no other work is due. Call while ``is_calm``.
 
@@ -318,28 +318,15 @@ class Supervisor:
             self._bombs.record_count(n_tasks)
             self._record_tasks(n_tasks)
             self._arm_by_count(n_tasks, position)
-            self._schedule.record_count(now, in_gvisor=self._meter.is_exact)
+            self._schedule.record_count(now)
         if now >= self.memory.next_sample and self.memory.sample(self._accounts(if_awake=True)):
             self._begin_scan()
             return False
         return self.next_due > now
 
-    def arm_for_spawn(self, request: Spawn) -> None:
-        """Arm the brake for a program that is about to start: the program may be a bomb that grows
-        before the next count."""
-        self._is_armed_for_spawn = self._brake_order is None
-        if self._is_armed_for_spawn:
-            self._arm_by_count(*self._meter.read(), request.processes)
-
-    def record_early_end(self, pid: int) -> None:
-        """Forget the start of a program that has ended and has left nothing (``early_end``)."""
-        self._meter.forget(1, pid)
-        if self._is_armed_for_spawn:
-            self._release_brake()
-
     def brake_figures(self) -> BrakeFigures | None:
-        """For quick starts: how to arm the brake for a start, as ``arm_for_spawn`` would. None: the
-        brake is armed, or there is none."""
+        """How to arm the brake for a start: the program may be a bomb that grows before the next
+        count. None: the brake is armed, or there is none."""
         if self._brake is None or self._brake_order is not None:
             return None
         if self.jobs.lowest_process_limit:  # a job that has just begun
@@ -347,9 +334,9 @@ class Supervisor:
             return None
         return self._bombs.brake_figures(self._meter.max_tasks())
 
-    def record_quick_starts(self, outcome: Outcome) -> None:
-        """Take over the figures and the brake after quick starts, and after the caller has added
-        the jobs."""
+    def record_starts(self, outcome: Outcome) -> None:
+        """Take over the figures and the brake after starts, and after the caller has added the
+        jobs."""
         if outcome.n_forgotten and not self._meter.is_exact:
             self._meter.forget(outcome.n_forgotten, outcome.newest_pid)
         if outcome.brake_order is not None:
@@ -358,15 +345,15 @@ class Supervisor:
             if not self.jobs.lowest_process_limit:
                 self._release_brake()
 
-    def _arm_by_count(self, n_tasks: int, position: int, next_limit: int | None = None) -> None:
+    def _arm_by_count(self, n_tasks: int, position: int) -> None:
         """Have the brake stop everything after as many more tasks as ``brake_room`` allows, or when
         the next count is late. Releases the brake if no job has a limit.
 
-        ``n_tasks``, ``position``: of ``TaskMeter.read``. ``next_limit``: see ``brake_room``.
+        ``n_tasks``, ``position``: of ``TaskMeter.read``.
         """
         if self._brake is None:
             return
-        room = self._bombs.brake_room(n_tasks, next_limit)
+        room = self._bombs.brake_room(n_tasks)
         if not room:
             self._release_brake()
             return
@@ -402,7 +389,9 @@ class Supervisor:
     @property
     def holds_groups(self) -> bool:
         """Whether a thaw in gVisor still holds processes: see ``hangups``."""
-        return self._meter.is_exact and bool(self.jobs) and bool(self._bombs.held_back)
+        return (
+            self._traits.hangs_up_stopped_groups and bool(self.jobs) and bool(self._bombs.held_back)
+        )
 
     def holds(self, job: Job) -> bool:
         """Whether a thaw still holds processes of the job."""
@@ -507,7 +496,7 @@ class Supervisor:
                 and job.reaped_at < scan.began
             ):
                 self.jobs.drop(job)
-        if self._meter.is_exact:
+        if self._traits.limits_processes_of_namespace:
             process_caps.raise_limits(self.jobs.values(), scan.n_tasks)
         self._record_tasks(scan.n_tasks, scan.processes)
         self._enforce_memory_limits(scan)

@@ -30,8 +30,8 @@ from execd.errors import (
     ResourceExhausted,
 )
 from execd.model import Command, ExitReason, State, TerminalSize
-from execd.proc.task_meter import is_gvisor
 from tests.engine.conftest import Outcome, finish, running, sh, shell_command
+from tests.gvisor import is_gvisor
 from tests.patience import patience
 from tests.waiting import wait_until_async
 

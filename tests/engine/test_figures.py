@@ -14,8 +14,8 @@ import psutil
 from execd.engine.sessions.cell_run import CellOptions
 from execd.engine.sessions.session_state import SessionState
 from execd.model import Command, ExitReason, Program
-from execd.proc.task_meter import is_gvisor
 from tests.engine.conftest import running, sh, shell_command
+from tests.gvisor import is_gvisor
 from tests.patience import patience
 from tests.waiting import DEADLINE_SECONDS, POLL_SECONDS, wait_until_async
 

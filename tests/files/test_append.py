@@ -15,6 +15,7 @@ from execd.errors import (
     PreconditionFailed,
 )
 from execd.files import append, read
+from execd.files.write import PLAINLY, Writing
 from execd.model import Precondition
 from tests.files.conftest import on_small_tmpfs
 
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
     from execd.files.root import Root
 
 
-def extend(root: Root, path: str, data: bytes, **how: object) -> str:
-    extension = append.extend(root, path, **how)  # type: ignore[arg-type]
+def extend(
+    root: Root, path: str, data: bytes, how: Writing = PLAINLY, offset: int | None = None
+) -> str:
+    extension = append.extend(root, path, how, offset=offset)
     try:
         extension.write(data)
         return extension.commit()
@@ -82,13 +85,19 @@ def test_a_lock_of_user_code_is_a_conflict_and_not_a_wait(root: Root, base: Path
 def test_a_digest_that_does_not_match_takes_back_this_piece_only(root: Root, base: Path) -> None:
     extend(root, "x", b"first ", offset=0)
     with pytest.raises(InvalidArgument) as refused:
-        extend(root, "x", b"damaged", offset=6, sha256=hashlib.sha256(b"first second").digest())
+        extend(
+            root,
+            "x",
+            b"damaged",
+            Writing(sha256=hashlib.sha256(b"first second").digest()),
+            offset=6,
+        )
     assert refused.value.details["sha256"] == hashlib.sha256(b"first damaged").hexdigest()
     assert (base / "x").read_bytes() == b"first "
 
 
 def test_a_piece_over_the_limit_is_not_written(root: Root, base: Path) -> None:
-    extension = append.extend(root, "x", 5)
+    extension = append.extend(root, "x", Writing(max_bytes=5))
     extension.write(b"12345")
     with pytest.raises(PayloadTooLarge):
         extension.write(b"6")
@@ -98,11 +107,11 @@ def test_a_piece_over_the_limit_is_not_written(root: Root, base: Path) -> None:
 
 def test_conditions_are_judged_before_anything_is_written(root: Root, base: Path) -> None:
     with pytest.raises(PreconditionFailed):
-        append.extend(root, "new/x", precondition=Precondition(match="*"))
+        append.extend(root, "new/x", Writing(precondition=Precondition(match="*")))
     assert not (base / "new").exists()
     extend(root, "x", b"1")
     with pytest.raises(PreconditionFailed):
-        append.extend(root, "x", precondition=Precondition(none_match="*"))
+        append.extend(root, "x", Writing(precondition=Precondition(none_match="*")))
 
 
 def test_links_are_followed_inside_and_refused_outside(

@@ -242,7 +242,7 @@ def in_mounts(base: Path, script: str) -> dict[str, Any]:
 def test_a_mounted_file_is_written_in_place(base: Path) -> None:
     script = """
 before = os.stat(base + "/config")
-draft = write.create(root, "config", mode=0o640)
+draft = write.create(root, "config", write.Writing(mode=0o640))
 draft.write(b"written")
 tag = draft.commit()
 draft.abort()

@@ -187,12 +187,12 @@ def test_a_directory_removed_during_the_upload_is_a_conflict(root: Root, base: P
 
 
 def test_an_upload_past_its_limit_ends_with_nothing_left(root: Root, base: Path) -> None:
-    draft = write.create(root, "x", 10)
+    draft = write.create(root, "x", write.Writing(max_bytes=10))
     draft.write(b"1234567890")
     with pytest.raises(PayloadTooLarge, match="at most 10 bytes"):
         draft.write(b"1")
     assert os.listdir(base) == []
-    draft = write.create(root, "x", 10)
+    draft = write.create(root, "x", write.Writing(max_bytes=10))
     draft.write(b"1234567890")
     draft.commit()
     assert (base / "x").read_bytes() == b"1234567890"
@@ -365,11 +365,11 @@ def test_with_fsync_a_file_is_on_the_disk_before_it_has_its_name(
         synced.append((os.fstat(fd).st_size, (base / "x").exists()))
 
     monkeypatch.setattr(os, "fsync", fsync)
-    draft = write.create(root, "x", syncs=True)
+    draft = write.create(root, "x", write.Writing(syncs=True))
     draft.write(b"12345")
     draft.commit()
     for offset in (None, 7):
-        extension = append.extend(root, "x", offset=offset, syncs=True)
+        extension = append.extend(root, "x", write.Writing(syncs=True), offset=offset)
         extension.write(b"67")
         extension.commit()
     assert synced == [(5, False), (7, True), (9, True)]
@@ -383,7 +383,7 @@ def test_a_file_that_does_not_reach_the_disk_leaves_the_old_one(
 
     (base / "x").write_bytes(b"old")
     monkeypatch.setattr(os, "fsync", fsync)
-    draft = write.create(root, "x", syncs=True)
+    draft = write.create(root, "x", write.Writing(syncs=True))
     draft.write(b"new")
     with pytest.raises(NoSpace):
         draft.commit()

@@ -10,7 +10,7 @@ import pytest
 
 from execd import kernel
 from execd.kernel import double_fork
-from execd.proc.task_meter import is_gvisor
+from tests.gvisor import is_gvisor
 from tests.kernel.harness import PYTHON
 
 ORPHAN_UID = 54_321

@@ -19,7 +19,7 @@ from execd.proc.program_block import pack
 from execd.proc.reaper import Reaper
 from execd.proc.rlimits import rlimits
 from execd.proc.spawn import KEEP_IDENTITY, Identity
-from execd.proc.task_meter import is_gvisor
+from tests.gvisor import is_gvisor
 from tests.waiting import wait_until_async
 
 if TYPE_CHECKING:

@@ -70,36 +70,6 @@ def spawn_of(program: bytes) -> Spawn:
     return Spawn(1, program, [0], False, [], 0, "A=b", None, None, None)
 
 
-def test_a_look_at_the_next_message_takes_nothing(pair: Pair) -> None:
-    sender, receiver = pair
-    assert not receiver.is_spawn_next()
-    request = spawn_of(pack(["true"], {}, "/"))
-    sender.send(request, [pipe_with(b"x")])
-    sender.send(Ping(1))
-    for _ in range(2):
-        assert receiver.is_spawn_next()
-    received = receiver.receive()
-    assert received is not None
-    message, [descriptor] = received
-    assert (message, os.read(descriptor, 9)) == (request, b"x")
-    os.close(descriptor)
-    assert not receiver.is_spawn_next()
-    assert receiver.receive() == (Ping(1), [])
-
-
-def test_a_long_spawn_is_not_told_from_other_long_messages(pair: Pair) -> None:
-    sender, receiver = pair
-    sender.send(spawn_of(pack(["true", "x" * 100_000], {}, "/")))
-    assert not receiver.is_spawn_next()
-    assert receiver.receive() is not None
-
-
-def test_beside_a_peer_that_is_gone_no_message_is_next(pair: Pair) -> None:
-    sender, receiver = pair
-    sender.close()
-    assert not receiver.is_spawn_next()
-
-
 def test_messages_arrive_in_order_and_both_ways(pair: Pair) -> None:
     for number in range(10):
         pair[0].send(Ping(number))

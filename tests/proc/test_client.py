@@ -15,7 +15,7 @@ from execd.engine.executions.exit_status import Exit
 from execd.proc.child import Lost
 from execd.proc.client import SpawnError, WardenClient, WardenLost
 from execd.proc.messages import NULL_DEVICE, Exited, Killed
-from execd.proc.task_meter import is_gvisor
+from tests.gvisor import is_gvisor
 from tests.proc import conftest
 from tests.proc.conftest import PATH, Wardens, living, new_token
 from tests.waiting import wait_until_async

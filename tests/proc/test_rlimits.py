@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from execd.model import Limits
+from execd.proc import kernel_traits
 from execd.proc import rlimits as limits
 from execd.proc.process_caps import MARGIN_TASKS, MOST_MARGIN_TASKS
 from execd.proc.rlimits import rlimits
@@ -57,7 +58,7 @@ def test_each_limit_becomes_the_resource_it_is_named_for() -> None:
 def test_in_gvisor_the_kernel_refuses_processes_close_above_a_trees_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "is_gvisor", lambda: True)
+    monkeypatch.setattr(limits.kernel_traits, "find", lambda: kernel_traits.GVISOR)
     monkeypatch.setattr(limits.spawn, "count_tasks", lambda: 30)
     soft, hard = (
         capped(resource.RLIMIT_NPROC, 30 + 64 + margin)

@@ -267,8 +267,6 @@ async def test_a_cancelled_start_stays_cancelled_when_the_start_fails(is_cancell
         asyncio.get_running_loop(),
         Configure(0, 0),
         runtime_bytes=lambda: 0,
-        warden_pid=lambda: None,
-        on_killed=lambda _: None,
         end_all=lambda: None,
     )
     warden = WardenProcess(reaper, stand_in, ping_seconds=1.0, dead_seconds=1.0)

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from execd.proc.kernel_traits import LINUX
 from execd.warden import brake
 
 # The init of a new namespace arms the brake, then lets a child fork, and counts nothing. The child
@@ -16,10 +17,12 @@ from execd.warden import brake
 # patience ends at once has somebody to stop.
 INIT = """
 import os, signal, sys, time
-from execd.warden.brake import Brake, BrakeTiming
+from execd.proc.kernel_traits import LINUX
+from execd.warden.brake import Brake
 from execd.proc.task_meter import TaskMeter
 meter = TaskMeter()
-found = Brake(meter.loadavg_fd, BrakeTiming(0.001, int(sys.argv[5])))
+traits = LINUX._replace(stop_pause_seconds=0.001, brake_quiet_rounds=int(sys.argv[5]))
+found = Brake(meter.loadavg_fd, traits)
 is_ready, ready = os.pipe()
 may_begin, begin = os.pipe()
 child = os.fork()
@@ -108,4 +111,4 @@ def test_in_rounds_a_process_that_the_first_round_missed_is_stopped_too() -> Non
 
 def test_a_process_that_is_no_init_gets_no_brake() -> None:
     with pytest.raises(PermissionError):
-        brake.Brake(-1, brake.NATIVE_TIMING)
+        brake.Brake(-1, LINUX)

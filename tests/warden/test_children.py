@@ -1,5 +1,5 @@
 """The comparison of lists of children. A file stands in for the list of gVisor: each test writes
-what the kernel would tell. ``test_quick_starts`` asks the real list in gVisor."""
+what the kernel would tell. ``test_starts`` asks the real list in gVisor."""
 
 from __future__ import annotations
 

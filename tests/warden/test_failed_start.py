@@ -9,7 +9,8 @@ import pytest
 
 from execd.proc import spawn
 from execd.proc.program_block import pack
-from execd.warden.failed_start import explain
+from execd.warden.failed_start import judge
+from tests.proc import spawning
 
 
 def start(argv: list[str], cwd: Path, env: dict[str, str]) -> str:
@@ -18,14 +19,14 @@ def start(argv: list[str], cwd: Path, env: dict[str, str]) -> str:
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
         with pytest.raises(spawn.StepFailed) as caught:
-            spawn.spawn(program=program, fds=[null] * 3)
+            spawning.spawn(program=program, fds=[null] * 3)
     finally:
         os.close(null)
     error = caught.value
     if error.pid is not None:
         os.waitpid(error.pid, 0)
     assert error.errno is not None
-    return explain(error.step, error.errno, program)
+    return judge(error.step, error.errno, program)[1]
 
 
 def executable(path: Path, content: bytes) -> Path:
@@ -89,11 +90,12 @@ def test_binary_without_its_loader_is_told(tmp_path: Path) -> None:
 def test_a_fifo_in_place_of_the_program_keeps_nobody_waiting(tmp_path: Path) -> None:
     """User code may put anything there after the failure."""
     subprocess.run(["mkfifo", tmp_path / "fifo"], check=True)
-    message = explain("exec", errno.ENOENT, pack(["./fifo"], {}, str(tmp_path)))
+    message = judge("exec", errno.ENOENT, pack(["./fifo"], {}, str(tmp_path)))[1]
     assert message.startswith("program: './fifo': No such file")
 
 
 def test_other_steps_are_named() -> None:
     assert (
-        explain("limits", errno.EPERM, pack(["true"], {}, "/")) == "limits: Operation not permitted"
+        judge("limits", errno.EPERM, pack(["true"], {}, "/"))[1]
+        == "limits: Operation not permitted"
     )

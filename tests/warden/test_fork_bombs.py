@@ -7,18 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from execd.proc.kernel_traits import GVISOR, LINUX, KernelTraits
 from execd.proc.memory import Account
 from execd.proc.messages import Spawn
 from execd.proc.process_tree import Process
 from execd.proc.program_block import pack
 from execd.warden import fork_bombs
 from execd.warden.fork_bombs import (
-    BURST_TASKS,
-    BURST_TASKS_IN_GVISOR,
     FIRST_PIECE,
     HELD_SECONDS,
-    LATE_SECONDS,
-    LATE_SECONDS_IN_GVISOR,
     RISING_TASKS,
     ForkBombs,
     Unstoppable,
@@ -60,8 +57,8 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return found
 
 
-def bombs(*jobs: Job, in_gvisor: bool = False) -> ForkBombs:
-    return ForkBombs(table(*(jobs or (job(),))), is_init=True, in_gvisor=in_gvisor)
+def bombs(*jobs: Job, traits: KernelTraits = LINUX) -> ForkBombs:
+    return ForkBombs(table(*(jobs or (job(),))), traits, is_init=True)
 
 
 def table(*jobs: Job) -> JobTable:
@@ -96,13 +93,13 @@ def test_a_crowd_that_a_scan_has_explained_is_no_bomb() -> None:
 
 
 def test_a_burst_forbids_to_read_and_is_a_bomb_early_only_in_gvisor() -> None:
-    assert bombs().is_burst(BURST_TASKS + 1)
-    assert not bombs().may_read(BURST_TASKS + 1)
-    assert not bombs().is_suspected(BURST_TASKS + 1)
-    assert bombs().may_read(BURST_TASKS)
-    assert bombs(in_gvisor=True).is_suspected(BURST_TASKS_IN_GVISOR + 1)
-    assert not bombs(in_gvisor=True).may_read(RISING_TASKS + 1)
-    assert bombs(in_gvisor=True).may_read(RISING_TASKS)
+    assert bombs().is_burst(LINUX.burst_tasks + 1)
+    assert not bombs().may_read(LINUX.burst_tasks + 1)
+    assert not bombs().is_suspected(LINUX.burst_tasks + 1)
+    assert bombs().may_read(LINUX.burst_tasks)
+    assert bombs(traits=GVISOR).is_suspected(GVISOR.burst_tasks + 1)
+    assert not bombs(traits=GVISOR).may_read(RISING_TASKS + 1)
+    assert bombs(traits=GVISOR).may_read(RISING_TASKS)
 
 
 def test_a_scan_that_takes_long_beside_half_a_limit_more_is_outrun() -> None:
@@ -117,12 +114,12 @@ def test_a_scan_that_takes_long_beside_half_a_limit_more_is_outrun() -> None:
 def test_a_scan_that_is_starved_natively_is_reason_enough_for_a_freeze() -> None:
     """A limit of the pod keeps the bombs from growing. An earlier scan explains the bombs, and the
     bombs spin."""
-    for in_gvisor in (False, True):
-        found = bombs(in_gvisor=in_gvisor)
+    for traits in (LINUX, GVISOR):
+        found = bombs(traits=traits)
         found.record_scan([], 2000)
         found.record_count(2000)
         assert not found.is_suspected(2000, scan_age_seconds=0.4)
-        assert found.is_suspected(2000, scan_age_seconds=0.6) is not in_gvisor
+        assert found.is_suspected(2000, scan_age_seconds=0.6) is not traits.bombs_hold_calls
         assert not found.is_suspected(LIMIT, scan_age_seconds=0.6)
 
 
@@ -141,7 +138,7 @@ def test_in_gvisor_each_round_stops_the_newborn_and_nudges_those_who_missed_a_st
     """A newborn bomber may ignore all signals but SIGSTOP. A bomber in vfork misses SIGSTOP, and a
     second SIGSTOP has no effect."""
     monkeypatch.setattr(fork_bombs.os, "getpid", lambda: INIT)
-    assert bombs(in_gvisor=True).freeze(lambda: 5)
+    assert bombs(traits=GVISOR).freeze(lambda: 5)
     assert [number for _, number in sent] == [19, 19, 21, 19, 22, 19, 20, 19, 21, 19, 22]
 
 
@@ -149,10 +146,10 @@ def test_bomb_that_outgrows_a_whole_freeze_in_gvisor_is_for_the_namespace_to_end
     sent: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fork_bombs.os, "getpid", lambda: INIT)
-    monkeypatch.setattr(fork_bombs, "FREEZE_SECONDS_IN_GVISOR", 0.1)
+    traits = GVISOR._replace(freeze_seconds=0.1)
     count = itertools.count(10_000, 100)  # a slow machine may have time for a single round
     with pytest.raises(Unstoppable):
-        bombs(in_gvisor=True).freeze(lambda: next(count))
+        bombs(traits=traits).freeze(lambda: next(count))
     assert {pid for pid, _ in sent} == {-1}
 
 
@@ -174,16 +171,15 @@ def test_a_freeze_in_gvisor_that_is_quiet_at_last_goes_on_beyond_its_time(
 ) -> None:
     monkeypatch.setattr(fork_bombs.os, "getpid", lambda: INIT)
     monkeypatch.setattr(fork_bombs, "time", SlowTime())
-    monkeypatch.setattr(fork_bombs, "FREEZE_SECONDS_IN_GVISOR", 3.0)
     counts = itertools.chain([800, 900], itertools.repeat(900))
-    assert bombs(in_gvisor=True).freeze(lambda: next(counts))
+    assert bombs(traits=GVISOR).freeze(lambda: next(counts))
     counts = itertools.chain([700, 800, 900], itertools.repeat(900))
     with pytest.raises(Unstoppable):
-        bombs(in_gvisor=True).freeze(lambda: next(counts))
+        bombs(traits=GVISOR).freeze(lambda: next(counts))
 
 
 def test_without_a_namespace_nothing_is_taken_to_stand_still(sent: list[tuple[int, int]]) -> None:
-    groups = ForkBombs(table(job()), is_init=False, in_gvisor=False)
+    groups = ForkBombs(table(job()), LINUX, is_init=False)
     assert not groups.freeze(lambda: 5)
     assert {pid for pid, _ in sent} == {-SHELL}
 
@@ -218,7 +214,7 @@ def test_what_was_stopped_before_stays_stopped_and_the_guilty_get_nothing(
 def test_a_grown_tree_goes_on_in_pieces_that_double_while_nothing_rises(
     sent: list[tuple[int, int]],
 ) -> None:
-    found = bombs(in_gvisor=True)
+    found = bombs(traits=GVISOR)
     crowd = range(100, 140)
     found.record_count(50)
     thaw(found, scan(*map(process, crowd)), growing=set(crowd))
@@ -239,7 +235,7 @@ def test_a_rise_holds_a_grown_tree_back_but_not_for_good(
 ) -> None:
     now = 100.0
     monkeypatch.setattr(fork_bombs.time, "monotonic", lambda: now)
-    found = bombs(in_gvisor=True)
+    found = bombs(traits=GVISOR)
     crowd = range(100, 140)
     found.record_count(50)
     thaw(found, scan(*map(process, crowd)), growing=set(crowd))
@@ -255,24 +251,28 @@ def test_a_rise_holds_a_grown_tree_back_but_not_for_good(
 def test_the_brake_gets_room_for_a_limit_a_few_tasks_for_each_job_and_a_burst() -> None:
     found = bombs()
     found.record_scan([], 100)
-    assert found.brake_room(100) == LIMIT + 8 + BURST_TASKS
-    assert found.brake_room(150) == LIMIT + 8 + BURST_TASKS - 50
-    assert found.brake_room(5000) == BURST_TASKS, (
+    assert found.brake_room(100) == LIMIT + 8 + LINUX.burst_tasks
+    assert found.brake_room(150) == LIMIT + 8 + LINUX.burst_tasks - 50
+    assert found.brake_room(5000) == LINUX.burst_tasks, (
         "a crowd that is not explained yet may still grow a little"
     )
-    assert found.brake_room(100, LIMIT // 2) == LIMIT // 2 + 16 + BURST_TASKS
-    assert found.brake_room(100, LIMIT * 2) == LIMIT + 16 + BURST_TASKS
-    assert found.brake_room(100, 0) == LIMIT + 16 + BURST_TASKS, "the new job has no limit"
+
+
+def test_a_start_gets_the_room_that_a_job_with_its_limit_would_have() -> None:
+    at_rest, beside_a_job = bombs(job(limit=0)), bombs(job(limit=0), job(tag=2))
+    for found in (at_rest, beside_a_job):
+        found.record_scan([], 100)
+    for n_tasks in (100, 150, 5000):
+        base, spare = at_rest.brake_figures(n_tasks)
+        assert max(base + LIMIT, 0) + spare == beside_a_job.brake_room(n_tasks)
 
 
 def test_the_next_look_may_not_be_late_once_a_tree_may_be_over_its_limit() -> None:
     assert bombs().brake_patience_seconds(LIMIT) == 0
-    assert bombs().brake_patience_seconds(LIMIT + 1) == LATE_SECONDS
-    assert bombs(in_gvisor=True).brake_patience_seconds(LIMIT + 1) == LATE_SECONDS_IN_GVISOR
+    assert bombs().brake_patience_seconds(LIMIT + 1) == LINUX.late_seconds
+    assert bombs(traits=GVISOR).brake_patience_seconds(LIMIT + 1) == GVISOR.late_seconds
     assert bombs(job(limit=0)).brake_patience_seconds(30_000) == 0
 
 
 def test_without_a_limit_the_brake_is_released() -> None:
     assert bombs(job(limit=0)).brake_room(30_000) == 0
-    assert bombs(job(limit=0)).brake_room(30_000, 0) == 0
-    assert bombs(job(limit=0)).brake_room(100, LIMIT) > 0

@@ -17,6 +17,7 @@ from execd.warden.forks_under_way import KERNEL_SECONDS, RUN_SECONDS, await_fork
 INIT = """
 import os, select, signal, sys
 from execd.proc import process_tree
+from execd.proc.kernel_traits import LINUX
 from execd.proc.task_meter import TaskMeter
 from execd.warden.fork_bombs import ForkBombs
 from execd.warden.job_table import JobTable
@@ -42,7 +43,7 @@ if os.fork() == 0:
     os.execv(sys.executable, [sys.executable, "-c", FORKS])
 os.close(write)
 meter = TaskMeter()
-bombs = ForkBombs(JobTable(), is_init=True, in_gvisor=False)
+bombs = ForkBombs(JobTable(), LINUX, is_init=True)
 assert os.read(read, 1), "the program that forks has ended"
 for _ in range(20):
     assert bombs.freeze(meter.max_tasks)

@@ -38,7 +38,7 @@ from execd.proc.messages import (
     StartupDone,
 )
 from execd.proc.program_block import pack
-from execd.proc.task_meter import is_gvisor
+from tests.gvisor import is_gvisor
 from tests.proc.conftest import PATH, Program, Wardens, living, new_token
 from tests.waiting import wait_until, wait_until_async
 
@@ -125,9 +125,9 @@ async def test_the_pid_is_as_the_program_sees_it(wardens: Wardens, client: Warde
         ({"program": b"no block"}, "request", errno.EINVAL),
         ({"cwd": "/no/such/directory"}, "cwd", errno.ENOENT),
         ({"uid": -1}, "request", 0),
-        ({"stdio": [NULL_DEVICE, 0, 7]}, "request", 0),
-        ({"stdio": [NULL_DEVICE, 0, -2]}, "request", 0),
-        ({"stdio": []}, "request", 0),
+        ({"stdio": [NULL_DEVICE, 0, 7]}, "request", errno.EINVAL),
+        ({"stdio": [NULL_DEVICE, 0, -2]}, "request", errno.EINVAL),
+        ({"stdio": []}, "request", errno.EINVAL),
         ({"limits": [[999, 1, 1]]}, "limits", errno.EINVAL),
     ],
 )
@@ -350,9 +350,7 @@ async def test_a_program_that_obeys_term_is_not_killed(
     assert "bye" in program.text
 
 
-async def test_a_program_that_lives_on_after_a_quick_start_is_a_job(
-    wardens: Wardens, client: WardenClient
-) -> None:
+async def test_a_program_that_lives_on_is_a_job(wardens: Wardens, client: WardenClient) -> None:
     # The loop starts the first program, because the spawn watch sleeps.
     for _ in range(2):
         ended = await wardens.run(client, "exit 3", announce=False)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 
 from execd.warden.scan_schedule import (
-    COUNT_SECONDS,
-    COUNT_SECONDS_IN_GVISOR,
     FIRST_WATCH_SECONDS,
     KILL_SCAN_SECONDS,
     QUIET_SCAN_SECONDS,
@@ -16,12 +14,13 @@ from execd.warden.scan_schedule import (
 )
 
 NOW = 1000.0
+COUNT_SECONDS = 0.02
 OLD_SECONDS = 3600.0
 
 
 @pytest.fixture
 def schedule() -> Schedule:
-    schedule = Schedule()
+    schedule = Schedule(COUNT_SECONDS)
     schedule.record_job(NOW, is_only=True)
     return schedule
 
@@ -70,13 +69,12 @@ def test_a_crowd_that_stands_still_is_not_scanned_again_and_again(schedule: Sche
 
 def test_the_next_look_is_the_first_of_all_that_are_due(schedule: Schedule) -> None:
     schedule.record_scan(NOW, 0.001, 5, OLD_SECONDS)
-    schedule.record_count(NOW + 0.001, in_gvisor=False)
+    schedule.record_count(NOW + 0.001)
     assert (
         schedule.next_due(kills=False, counts=True)
         == schedule.next_count
         == NOW + 0.001 + COUNT_SECONDS
     )
-    schedule.record_count(NOW + 60.0, in_gvisor=True)
-    assert schedule.next_count == NOW + 60.0 + COUNT_SECONDS_IN_GVISOR
+    schedule.record_count(NOW + 60.0)
     assert schedule.next_due(kills=False, counts=True) == NOW + WATCH_SCAN_SECONDS[0]
     assert schedule.next_due(kills=True, counts=True) == NOW + KILL_SCAN_SECONDS[0]

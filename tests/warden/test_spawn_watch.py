@@ -84,7 +84,7 @@ def ended(pid: int) -> int:
 def test_a_child_that_was_stopped_before_its_exec_is_continued(watch: SpawnWatch) -> None:
     with vforking(watch), child_that_stops() as pid:
         assert ended(pid) == CODE
-    assert watch.killed_pid == 0
+    assert watch.words.killed_pid == 0
 
 
 def test_a_child_that_is_stopped_again_and_again_is_killed(
@@ -93,7 +93,7 @@ def test_a_child_that_is_stopped_again_and_again_is_killed(
     monkeypatch.setattr(spawn_watch, "KILL_AFTER_SECONDS", 0.5)
     with vforking(watch), child_that_stops(for_good=True) as pid:
         assert ended(pid) == -signal.SIGKILL
-        assert watch.killed_pid == pid
+        assert watch.words.killed_pid == pid
 
 
 def test_programs_and_leaders_that_somebody_stopped_stay_stopped(watch: SpawnWatch) -> None:

@@ -13,20 +13,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from execd.proc import process_tree
+from execd.proc import kernel_traits, process_tree
 from execd.proc.messages import LimitReached, Spawn
 from execd.proc.program_block import pack
-from execd.proc.task_meter import TaskMeter, is_gvisor
+from execd.proc.task_meter import TaskMeter
 from execd.warden import supervisor as supervisor_module
-from execd.warden.fork_bombs import (
-    BRAKE_BURST_TASKS_IN_GVISOR,
-    LATE_SECONDS,
-    LATE_SECONDS_IN_GVISOR,
-)
 from execd.warden.job import Job
-from execd.warden.quick_starts import EndOfCall, Outcome
+from execd.warden.starts import EndOfCall, Outcome
 from execd.warden.supervisor import Supervisor
 from execd.warden.tree_kill import Phase
+from tests.gvisor import is_gvisor
 from tests.patience import patience
 from tests.waiting import wait_until
 
@@ -34,7 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LIMIT = 64
-ROOM = BRAKE_BURST_TASKS_IN_GVISOR if is_gvisor() else LIMIT + 1
+TRAITS = kernel_traits.find()
+ROOM = TRAITS.brake_burst_tasks or LIMIT + 1
 """The least room of an armed brake: in gVisor a burst, natively the limit of a tree and more."""
 
 
@@ -131,6 +128,7 @@ def supervisor(
     found = Supervisor(
         cast("Any", channel),
         meter,
+        TRAITS,
         cast("Any", brake),
         is_init=False,
         has_pending_adoptions=lambda: False,
@@ -202,6 +200,7 @@ def test_without_programs_a_refused_fork_freezes_nothing(
     supervisor = Supervisor(
         cast("Any", FakeChannel()),
         meter,
+        TRAITS,
         cast("Any", brake),
         is_init=False,
         has_pending_adoptions=lambda: False,
@@ -224,7 +223,7 @@ def test_the_brake_waits_for_each_look_while_there_are_more_tasks_than_a_tree_ma
             meter.newest_pid += 1
         wait_until(lambda: supervisor.next_due <= time.monotonic())
         supervisor.check_for_bombs()
-        assert brake.patience_seconds == (LATE_SECONDS_IN_GVISOR if is_gvisor() else LATE_SECONDS)
+        assert brake.patience_seconds == TRAITS.late_seconds
 
 
 def test_a_scan_during_which_the_brake_fires_is_dropped(
@@ -243,42 +242,13 @@ def test_a_scan_during_which_the_brake_fires_is_dropped(
     wait_until(lambda: is_asleep(leader))
 
 
-@pytest.mark.skipif(is_gvisor(), reason="only Linux tells the newest pid")
-def test_an_early_end_releases_a_brake_that_was_armed_for_the_start_alone(
-    meter: QuietMeter, brake: FakeBrake, channel: FakeChannel
-) -> None:
-    found = Supervisor(
-        cast("Any", channel),
-        meter,
-        cast("Any", brake),
-        is_init=False,
-        has_pending_adoptions=lambda: False,
-    )
-    request = Spawn(1, pack(["true"], {}, "/"), [], False, [], LIMIT, "A=b", None, None, None)
-    found.arm_for_spawn(request)
-    assert brake.room >= ROOM
-    found.record_early_end(meter.read()[1])
-    assert brake.room == 0
-
-
-@pytest.mark.skipif(is_gvisor(), reason="only Linux tells the newest pid")
-def test_an_early_end_leaves_a_brake_alone_that_other_jobs_need(
-    supervisor: Supervisor, brake: FakeBrake, leader: int
-) -> None:
-    supervisor.freeze_and_thaw()  # arms the brake for the job
-    assert brake.room >= ROOM
-    request = Spawn(2, pack(["true"], {}, "/"), [], False, [], LIMIT, "A=b", None, None, None)
-    supervisor.arm_for_spawn(request)
-    supervisor.record_early_end(supervisor._meter.read()[1])
-    assert brake.room >= ROOM
-
-
 @pytest.fixture
 def at_rest(meter: QuietMeter, brake: FakeBrake, channel: FakeChannel) -> Supervisor:
     """A supervisor without jobs."""
     return Supervisor(
         cast("Any", channel),
         meter,
+        TRAITS,
         cast("Any", brake),
         is_init=False,
         has_pending_adoptions=lambda: False,
@@ -287,21 +257,10 @@ def at_rest(meter: QuietMeter, brake: FakeBrake, channel: FakeChannel) -> Superv
 
 def outcome(**fields: Any) -> Outcome:
     end_of_call = EndOfCall.CALLER_TAKES_ALL
-    return Outcome(end_of_call, [], 0, 0, None, 0, 0, None, has_more=False)._replace(**fields)
+    return Outcome(end_of_call, [], 0, None, 0, 0, None, has_more=False)._replace(**fields)
 
 
-def test_quick_starts_arm_the_brake_as_a_start_by_the_loop_does(
-    at_rest: Supervisor, brake: FakeBrake
-) -> None:
-    figures = at_rest.brake_figures()
-    assert figures is not None
-    request = Spawn(1, pack(["true"], {}, "/"), [], False, [], LIMIT, "A=b", None, None, None)
-    at_rest.arm_for_spawn(request)
-    assert brake.room == max(figures.base + LIMIT, 0) + figures.spare
-    assert at_rest.brake_figures() is None, "armed already"
-
-
-def test_quick_starts_leave_the_brake_to_a_job_that_has_just_begun(
+def test_starts_leave_the_brake_to_a_job_that_has_just_begun(
     supervisor: Supervisor, brake: FakeBrake
 ) -> None:
     assert brake.room == 0
@@ -310,39 +269,37 @@ def test_quick_starts_leave_the_brake_to_a_job_that_has_just_begun(
 
 
 @pytest.mark.skipif(is_gvisor(), reason="only Linux tells the newest pid")
-def test_quick_starts_that_have_ended_count_no_longer(
-    at_rest: Supervisor, meter: QuietMeter
-) -> None:
+def test_starts_that_have_ended_count_no_longer(at_rest: Supervisor, meter: QuietMeter) -> None:
     before = meter.max_tasks()
     meter.newest_pid += 40
     assert meter.max_tasks() == before + 40
-    at_rest.record_quick_starts(outcome(n_forgotten=39, newest_pid=meter.newest_pid))
+    at_rest.record_starts(outcome(n_forgotten=39, newest_pid=meter.newest_pid))
     assert meter.max_tasks() == before + 1
 
 
-def test_a_brake_that_quick_starts_have_armed_is_released_without_a_job(
+def test_a_brake_that_starts_have_armed_is_released_without_a_job(
     at_rest: Supervisor, brake: FakeBrake
 ) -> None:
     brake.room = 5
-    at_rest.record_quick_starts(outcome(brake_order=(1, 6)))
+    at_rest.record_starts(outcome(brake_order=(1, 6)))
     assert brake.room == 0
     assert at_rest.brake_figures() is not None
 
 
-def test_a_brake_that_quick_starts_have_armed_stays_armed_for_their_job(
+def test_a_brake_that_starts_have_armed_stays_armed_for_their_job(
     supervisor: Supervisor, brake: FakeBrake
 ) -> None:
     brake.room = 5
-    supervisor.record_quick_starts(outcome(brake_order=(1, 6)))
+    supervisor.record_starts(outcome(brake_order=(1, 6)))
     assert brake.room == 5
 
 
 @pytest.mark.skipif(not is_gvisor(), reason="natively ended tasks count until they are forgotten")
-def test_in_gvisor_a_count_needs_no_word_of_quick_starts_that_have_ended(
+def test_in_gvisor_a_count_needs_no_word_of_starts_that_have_ended(
     at_rest: Supervisor, meter: QuietMeter
 ) -> None:
     before = meter.max_tasks()
-    at_rest.record_quick_starts(outcome(n_forgotten=39))
+    at_rest.record_starts(outcome(n_forgotten=39))
     assert meter.max_tasks() == before
 
 
@@ -354,12 +311,12 @@ def make_count_due(supervisor: Supervisor) -> None:
     assert supervisor.is_count_due
 
 
-def test_a_count_that_is_no_reason_to_act_is_made_beside_quick_starts(
+def test_a_count_that_is_no_reason_to_act_is_made_beside_starts(
     supervisor: Supervisor, brake: FakeBrake
 ) -> None:
     make_count_due(supervisor)
     now = time.monotonic()
-    assert supervisor.work_beside_quick_starts(now)
+    assert supervisor.work_beside_starts(now)
     assert supervisor._schedule.next_count > now
     assert brake.room >= ROOM
 
@@ -370,7 +327,7 @@ def test_a_count_that_looks_like_a_bomb_is_left_to_the_loop(
     make_count_due(supervisor)
     n_tasks, position = meter.read()
     monkeypatch.setattr(meter, "read", lambda: (n_tasks + 10_000, position + 10_000))
-    assert not supervisor.work_beside_quick_starts(time.monotonic())
+    assert not supervisor.work_beside_starts(time.monotonic())
     assert supervisor.is_count_due
 
 
@@ -379,7 +336,7 @@ def test_a_count_over_the_limit_of_a_tree_is_left_to_the_loop(
 ) -> None:
     make_count_due(supervisor)
     monkeypatch.setattr(meter, "read", lambda: (LIMIT + 1, 1))
-    assert not supervisor.work_beside_quick_starts(time.monotonic())
+    assert not supervisor.work_beside_starts(time.monotonic())
     assert supervisor.is_count_due
 
 
@@ -397,17 +354,17 @@ def test_beside_a_kill_a_scan_or_a_stop_the_supervisor_is_not_calm(
     assert not supervisor.is_calm
 
 
-def test_a_scan_that_is_due_ends_the_quick_starts(supervisor: Supervisor) -> None:
+def test_a_scan_that_is_due_ends_the_starts(supervisor: Supervisor) -> None:
     now = time.monotonic()
-    assert supervisor.work_beside_quick_starts(now)
-    assert not supervisor.work_beside_quick_starts(supervisor.next_due + 60.0)
+    assert supervisor.work_beside_starts(now)
+    assert not supervisor.work_beside_starts(supervisor.next_due + 60.0)
 
 
-def test_a_sample_that_calls_for_a_scan_ends_the_quick_starts(
+def test_a_sample_that_calls_for_a_scan_ends_the_starts(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.monotonic()
     supervisor.memory.next_sample = now
     monkeypatch.setattr(supervisor.memory, "sample", lambda _accounts: True)
-    assert not supervisor.work_beside_quick_starts(now)
+    assert not supervisor.work_beside_starts(now)
     assert supervisor.next_due == 0.0, "the scan has begun"

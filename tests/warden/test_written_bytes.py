@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from execd.proc.task_meter import is_gvisor
 from execd.warden import written_bytes
 from execd.warden.written_bytes import Figures, WrittenTotal, read_written
+from tests.gvisor import is_gvisor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

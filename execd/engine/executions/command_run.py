@@ -24,13 +24,13 @@ from execd.engine.executions.state import ExecutionPhase
 from execd.engine.executions.stdio import ProgramIO, give_to_user
 from execd.errors import ResourceExhausted, Unavailable
 from execd.model import UNKNOWN_USAGE, ExitReason, Result
+from execd.proc import kernel_traits
 from execd.proc.child import Child, Lost
 from execd.proc.client import SpawnError, WardenLost
 from execd.proc.messages import Exited, Spawn
 from execd.proc.program_block import pack
 from execd.proc.rlimits import rlimits
 from execd.proc.spawn import KEEP_IDENTITY, Identity
-from execd.proc.task_meter import is_gvisor
 
 if TYPE_CHECKING:
     from execd.engine.executions.context import EngineContext
@@ -278,7 +278,7 @@ class CommandRunner:
             # With the end of a session's leader the kernel hangs up the group in the foreground,
             # and no other job (credentials(7)). gVisor sends nothing, and does not tell which group
             # that was: a shell without jobs leaves its own there.
-            if io.has_terminal and is_gvisor():
+            if io.has_terminal and not kernel_traits.find().hangs_up_with_terminal:
                 child.signal(signal.SIGHUP, scope="group")
             if pumps := await io.close(spares_pipes=True):
                 self._spared = execution, pumps

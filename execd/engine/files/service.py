@@ -26,6 +26,8 @@ import functools
 import os
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
+from msgspec.structs import replace
+
 from execd.engine.files.threads import FileThreads, as_user
 from execd.engine.files.transfers import (
     OpenedFile,
@@ -124,7 +126,7 @@ class Files:
         self._root = Root(base_dir, state_dir)
         self._max_upload_bytes = max_upload_bytes
         self._unpacking = unpacking
-        self._syncs_uploads = syncs_uploads
+        self._plainly = write.Writing(max_bytes=max_upload_bytes, syncs=syncs_uploads)
         self._watches = Watches()
         self._large_listings = Places(
             MAX_LARGE_LISTINGS, "too many large directories are being listed already"
@@ -206,18 +208,15 @@ class Files:
         PreconditionFailed.
         """
         self._refuse_size(path, size_bytes or 0)
+        how = replace(
+            self._plainly,
+            mode=mode,
+            precondition=precondition,
+            sha256=sha256,
+            attributes=attributes or {},
+        )
         draft = await self._threads.run(
-            lambda: write.create(
-                self._root,
-                path,
-                self._max_upload_bytes,
-                mode=mode,
-                precondition=precondition,
-                sha256=sha256,
-                syncs=self._syncs_uploads,
-                attributes=attributes,
-            ),
-            undo=write.AtomicUpload.abort,
+            lambda: write.create(self._root, path, how), undo=write.AtomicUpload.abort
         )
         return Upload(self._threads, draft, has_attributes=draft.has_attributes)
 
@@ -240,17 +239,9 @@ class Files:
         from execd.files import append
 
         self._refuse_size(path, (offset or 0) + (size_bytes or 0))
+        how = replace(self._plainly, mode=mode, precondition=precondition, sha256=sha256)
         extension = await self._threads.run(
-            lambda: append.extend(
-                self._root,
-                path,
-                self._max_upload_bytes,
-                offset=offset,
-                mode=mode,
-                precondition=precondition,
-                sha256=sha256,
-                syncs=self._syncs_uploads,
-            ),
+            lambda: append.extend(self._root, path, how, offset=offset),
             undo=append.InPlaceUpload.abort,
         )
         return Upload(self._threads, extension)

@@ -63,9 +63,11 @@ async def read_lines(file: OpenedFile, first: int, count: int | None) -> bytes:
     while data := await file.read(offset, READ_AT_ONCE_BYTES):
         offset += len(data)
         if skips:
-            data, skips = _skip(data, skips)
+            at, skips = _after_lines(data, skips)
+            data = data[at:]
         if takes is not None:
-            data, takes = _take(data, takes)
+            at, takes = _after_lines(data, takes)
+            data = data[:at]
         wanted += data
         _refuse_size(file.name, len(wanted))
         if takes == 0:
@@ -76,28 +78,16 @@ async def read_lines(file: OpenedFile, first: int, count: int | None) -> bytes:
     return b"\n".join(line.removesuffix(b"\r") for line in lines)
 
 
-def _skip(data: bytes, count: int) -> tuple[bytes, int]:
-    """Return ``data`` behind the next ``count`` line ends, and the number of line ends that
-    ``data`` lacks."""
+def _after_lines(data: bytes, count: int) -> tuple[int, int]:
+    """Return the place behind the next ``count`` line ends in ``data``, and the number of line ends
+    that ``data`` lacks."""
     at = 0
     while count:
         found = data.find(b"\n", at)
         if found < 0:
-            return b"", count
+            return len(data), count
         at, count = found + 1, count - 1
-    return data[at:], 0
-
-
-def _take(data: bytes, count: int) -> tuple[bytes, int]:
-    """Return ``data`` up to the next ``count`` line ends, and the number of line ends that
-    ``data`` lacks."""
-    at = 0
-    while count:
-        found = data.find(b"\n", at)
-        if found < 0:
-            return data, count
-        at, count = found + 1, count - 1
-    return data[:at], 0
+    return at, 0
 
 
 def _refuse_size(path: str, size_bytes: int) -> None:

@@ -1,6 +1,6 @@
 """Transfers for the event loop: a file open for reading, a file being written, and archives.
 
-Each object has a lock, which each call holds in its thread. See ``service`` for the rules.
+See ``service`` for the rules.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from execd.errors import Conflict, PayloadTooLarge, ResourceExhausted
 
@@ -59,16 +60,62 @@ class Places:
         end.add_done_callback(lambda _: self._places.release())
 
 
-class OpenedFile:
+T = TypeVar("T")
+
+
+class Transfer:
+    """What a caller has open: an async context manager that closes it.
+
+    Each call, also the closing call, holds a lock in its thread.
+    """
+
+    def __init__(
+        self, threads: FileThreads, close: Callable[[], None], places: Places | None = None
+    ) -> None:
+        """``places``: for transfers that turn out to need much memory."""
+        self._threads = threads
+        self._close = close
+        self._places = places
+        self._has_place = False
+        self._lock = threading.Lock()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        end = self._threads.submit_closing(lambda: self.locked(self._close))
+        if self._has_place:
+            assert self._places is not None
+            self._places.give_back_after(end)
+        await asyncio.wait((end,))
+
+    async def take_place(self) -> None:
+        """Keep a place until the end. Raises ResourceExhausted."""
+        assert self._places is not None
+        if not self._has_place:
+            await self._places.take()
+            self._has_place = True
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """Run ``call`` in a thread and return the result."""
+        return await self._threads.run(lambda: self.locked(call))
+
+    def locked(self, call: Callable[[], T]) -> T:
+        with self._lock:
+            return call()
+
+
+class OpenedFile(Transfer):
     """A regular file, open for reading: an async context manager that closes the file.
 
     Reads come from the file that was opened, even if the name leads to another file by now.
     """
 
     def __init__(self, threads: FileThreads, file: read.RegularFile) -> None:
-        self._threads = threads
+        self._held = ExitStack()
+        self._held.callback(file.close)
+        super().__init__(threads, self._held.close)
         self._file = file
-        self._lock = threading.Lock()
         self._socket = -1
         self.name = file.name
         """The last name of the requested path."""
@@ -79,15 +126,9 @@ class OpenedFile:
         self.etag = file.etag
         """A strong validator, with its quotes."""
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await asyncio.wait((self._threads.submit_closing(self._close),))
-
     async def read(self, offset: int, size_bytes: int) -> bytes:
         """Read at most ``size_bytes`` at ``offset``. No bytes: the end of the file."""
-        return await self._threads.run(lambda: self._read(offset, size_bytes))
+        return await self.run(lambda: self._file.read(offset, size_bytes))
 
     async def send(self, socket: int, offset: int, size_bytes: int) -> tuple[int, bool]:
         """Send at most ``size_bytes`` at ``offset`` to a non-blocking socket.
@@ -101,7 +142,10 @@ class OpenedFile:
         """
         if self._socket < 0:
             self._socket = os.dup(socket)
-        return await self._threads.run_copying(lambda: self._send(offset, size_bytes))
+            self._held.callback(os.close, self._socket)
+        return await self._threads.run_copying(
+            lambda: self.locked(lambda: self._file.send(self._socket, offset, size_bytes))
+        )
 
     async def wait_until_sendable(self) -> None:
         """Wait until the socket is writable. Only after a ``send``."""
@@ -127,7 +171,7 @@ class OpenedFile:
 
         digest, offset = hashlib.sha256(), 0
         while offset < self.size_bytes:
-            n_bytes = await self._threads.run(partial(self._hash, digest, offset))
+            n_bytes = await self.run(partial(self._hash, digest, offset))
             if not n_bytes:
                 raise Conflict(
                     f"{self.name!r} became shorter while it was being read; repeat the request"
@@ -136,28 +180,13 @@ class OpenedFile:
         return digest.digest()
 
     def _hash(self, digest: hashlib._Hash, offset: int) -> int:
-        data = self._read(offset, min(HASHED_AT_ONCE_BYTES, self.size_bytes - offset))
+        data = self._file.read(offset, min(HASHED_AT_ONCE_BYTES, self.size_bytes - offset))
         assert len(data) <= HASHED_AT_ONCE_BYTES
         digest.update(data)
         return len(data)
 
-    def _read(self, offset: int, size_bytes: int) -> bytes:
-        with self._lock:
-            return self._file.read(offset, size_bytes)
 
-    def _send(self, offset: int, size_bytes: int) -> tuple[int, bool]:
-        with self._lock:
-            return self._file.send(self._socket, offset, size_bytes)
-
-    def _close(self) -> None:
-        with self._lock:
-            self._file.close()
-            if self._socket >= 0:
-                os.close(self._socket)
-                self._socket = -1
-
-
-class Upload:
+class Upload(Transfer):
     """A file being written: an async context manager.
 
     Without ``commit``, an atomic upload leaves no file behind, and an upload in place leaves the
@@ -173,15 +202,8 @@ class Upload:
     ) -> None:
         self.has_attributes = has_attributes
         """Whether the new file has the extended attributes that the caller asked for."""
-        self._threads = threads
+        super().__init__(threads, draft.abort)
         self._draft = draft
-        self._lock = threading.Lock()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await asyncio.wait((self._threads.submit_closing(self._abort),))
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
         """Append ``data``.
@@ -190,7 +212,7 @@ class Upload:
         thread may still read. Raises PayloadTooLarge (more than ``max_upload_bytes``), NoSpace,
         ReadOnly, PermissionDenied; after an error the upload is over.
         """
-        await self._threads.run(lambda: self._write(data))
+        await self.run(lambda: self._draft.write(data))
 
     async def commit(self) -> str:
         """Replace the old file by the new file, in one step, and return the entity tag.
@@ -199,22 +221,10 @@ class Upload:
         InvalidArgument (wrong digest); after an error the upload is over. A cancelled commit may
         have happened.
         """
-        return await self._threads.run(self._commit)
-
-    def _write(self, data: bytes | bytearray | memoryview) -> None:
-        with self._lock:
-            self._draft.write(data)
-
-    def _commit(self) -> str:
-        with self._lock:
-            return self._draft.commit()
-
-    def _abort(self) -> None:
-        with self._lock:
-            self._draft.abort()
+        return await self.run(self._draft.commit)
 
 
-class OpenedListing:
+class OpenedListing(Transfer):
     """The entries of a directory, in pieces: an async context manager.
 
     Raises ResourceExhausted when it is entered, if the directory is large and no place for large
@@ -223,10 +233,8 @@ class OpenedListing:
 
     def __init__(self, threads: FileThreads, listing: Listing, places: Places) -> None:
         """``places``: for large directories."""
-        self._threads = threads
+        super().__init__(threads, listing.close, places)
         self._listing = listing
-        self._places = places
-        self._lock = threading.Lock()
         self.place = listing.place
         """Where the directory is below the root, links resolved."""
         self.is_large = listing.is_large
@@ -235,54 +243,29 @@ class OpenedListing:
     async def __aenter__(self) -> Self:
         if self.is_large:
             try:
-                await self._places.take()
+                await self.take_place()
             except BaseException:
-                self._threads.submit_closing(self._close)
+                self._threads.submit_closing(self._listing.close)
                 raise
         return self
-
-    async def __aexit__(self, *_: object) -> None:
-        end = self._threads.submit_closing(self._close)
-        if self.is_large:
-            self._places.give_back_after(end)
-        await asyncio.wait((end,))
 
     async def read(self, render: Callable[[list[Entry]], bytes]) -> bytes | None:
         """The next entries as ``render`` makes bytes of them, on the thread that read them; None
         at the end."""
-        return await self._threads.run(lambda: self._read(render))
-
-    def _read(self, render: Callable[[list[Entry]], bytes]) -> bytes | None:
-        with self._lock:
-            entries = self._listing.read()
-        return render(entries) if entries else None
-
-    def _close(self) -> None:
-        with self._lock:
-            self._listing.close()
+        return await self.run(
+            lambda: render(entries) if (entries := self._listing.read()) else None
+        )
 
 
-class PackedDownload:
+class PackedDownload(Transfer):
     """An archive, packed while the caller reads: an async context manager."""
 
     def __init__(self, threads: FileThreads, packing: Packing, zip_places: Places) -> None:
         """``zip_places``: for zips of more than LARGE_ZIP_ENTRIES."""
-        self._threads = threads
+        super().__init__(threads, packing.close, zip_places)
         self._packing = packing
-        self._zip_places = zip_places
-        self._has_place = False
-        self._lock = threading.Lock()
         self.name = packing.name
         """Name of the packed file or directory, without the ending of the archive."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        end = self._threads.submit_closing(self._close)
-        if self._has_place:
-            self._zip_places.give_back_after(end)
-        await asyncio.wait((end,))
 
     async def read(self) -> bytes:
         """Read the next bytes. No bytes: the end.
@@ -290,21 +273,12 @@ class PackedDownload:
         Raises Conflict, PermissionDenied, ResourceExhausted; the bytes read so far are then no
         complete archive.
         """
-        if not self._has_place and self._packing.n_zip_entries > LARGE_ZIP_ENTRIES:
-            await self._zip_places.take()
-            self._has_place = True
-        return await self._threads.run(self._read)
-
-    def _read(self) -> bytes:
-        with self._lock:
-            return self._packing.read()
-
-    def _close(self) -> None:
-        with self._lock:
-            self._packing.close()
+        if self._packing.n_zip_entries > LARGE_ZIP_ENTRIES:
+            await self.take_place()
+        return await self.run(self._packing.read)
 
 
-class PackedUpload:
+class PackedUpload(Transfer):
     """An archive being unpacked: an async context manager.
 
     Without ``commit``, no file is left behind.
@@ -319,22 +293,10 @@ class PackedUpload:
     ) -> None:
         """``zip_places``: for a zip of more than LARGE_ZIP_BYTES, whose directory is read into
         memory."""
-        self._threads = threads
+        super().__init__(threads, extraction.abort, zip_places)
         self._extraction = extraction
         self._max_bytes = max_bytes
-        self._zip_places = zip_places
-        self._has_place = False
         self._n_bytes = 0
-        self._lock = threading.Lock()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        end = self._threads.submit_closing(self._abort)
-        if self._has_place:
-            self._zip_places.give_back_after(end)
-        await asyncio.wait((end,))
 
     async def write(self, data: bytes) -> None:
         """Unpack the next bytes of the archive.
@@ -345,7 +307,7 @@ class PackedUpload:
         self._n_bytes += len(data)
         if self._max_bytes and self._n_bytes > self._max_bytes:
             raise PayloadTooLarge(f"an upload may have at most {self._max_bytes} bytes")
-        await self._threads.run(lambda: self._write(data))
+        await self.run(lambda: self._extraction.write(data))
 
     async def commit(self) -> Unpacked:
         """Put the unpacked tree in place.
@@ -354,18 +316,5 @@ class PackedUpload:
         ResourceExhausted if no place for zips becomes free.
         """
         if self._extraction.kind == "zip" and self._n_bytes > LARGE_ZIP_BYTES:
-            await self._zip_places.take()
-            self._has_place = True
-        return await self._threads.run_long(lambda _: self._commit())
-
-    def _write(self, data: bytes) -> None:
-        with self._lock:
-            self._extraction.write(data)
-
-    def _commit(self) -> Unpacked:
-        with self._lock:
-            return self._extraction.commit()
-
-    def _abort(self) -> None:
-        with self._lock:
-            self._extraction.abort()
+            await self.take_place()
+        return await self._threads.run_long(lambda _: self.locked(self._extraction.commit))

@@ -12,9 +12,9 @@ read all watches rest for as long as the read took. Without turns, 60 watches of
 from __future__ import annotations
 
 import asyncio
-import threading
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
+from execd.engine.files.transfers import Transfer
 from execd.errors import ResourceExhausted
 
 if TYPE_CHECKING:
@@ -89,27 +89,23 @@ class Watches:
             loop.call_later(loop.time() - began, self._turn.release)
 
 
-class Watching:
+class Watching(Transfer):
     """A watch: an async context manager that ends the watch."""
 
     def __init__(self, threads: FileThreads, watch: Watch, watches: Watches) -> None:
         """The caller has counted the watch in ``watches``."""
-        self._threads = threads
+        super().__init__(threads, watch.close)
         self._watches = watches
         self._watch = watch
-        self._lock = threading.Lock()
         self.place = watch.place
         """Path below the root, links resolved."""
         self.n_directories = watch.n_directories
         self.is_complete = watch.is_complete
         """Whether the watch covers every directory of the tree."""
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self._watches.end()
-        await asyncio.wait((self._threads.submit_closing(self._close),))
+        await super().__aexit__(*error)
 
     async def news(
         self, debounce_seconds: float, heartbeat_seconds: float = 0
@@ -127,7 +123,7 @@ class Watching:
             if self._watches.is_over:
                 return
             await asyncio.sleep(debounce_seconds)
-            news = await self._watches.take_turn(lambda: self._threads.run(self._read))
+            news = await self.read_now()
             if news.changes or news.missing is not None or news.is_over:
                 yield news
             if news.is_over:
@@ -135,15 +131,7 @@ class Watching:
 
     async def read_now(self) -> News:
         """Return the changes since the last read, without waiting for a change."""
-        return await self._watches.take_turn(lambda: self._threads.run(self._read))
-
-    def _read(self) -> News:
-        with self._lock:
-            return self._watch.read()
-
-    def _close(self) -> None:
-        with self._lock:
-            self._watch.close()
+        return await self._watches.take_turn(lambda: self.run(self._watch.read))
 
 
 def _wake(wait: asyncio.Future[None]) -> None:

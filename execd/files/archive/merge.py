@@ -80,10 +80,11 @@ class Merge:
         temporary: bytes,
         forbidden: Forbidden,
         room_of: Callable[[int], Room | None],
+        modes: dict[bytes, int],
     ) -> None:
         """``path`` names the target to people. ``temporary`` is a name for copies on other mounts.
-
-        Raises OSError.
+        ``modes``: by path, of the archive's directories. Directories that exist are taken out of
+        ``modes``. Raises OSError.
         """
         self._source = source
         self._target = target
@@ -91,11 +92,10 @@ class Merge:
         self._temporary = temporary
         self._forbidden = forbidden
         self._room_of = room_of
+        self._modes = modes
         self._mount_points = mount_points(target)
         self._copied_to: list[int] = []
         """Directories on other mounts that hold a copy under the temporary name."""
-        self.merged: set[bytes] = set()
-        """The directories of the archive that existed: paths below the target."""
 
     def run(self) -> None:
         """Raises Conflict, NoSpace, ReadOnly, PermissionDenied, TreeChanged, and errors of the
@@ -184,7 +184,7 @@ class Merge:
     def _directory(self, level: _Pair, name: bytes, is_trial: bool) -> _Pair:
         below = level.below(name)
         try:
-            self.merged.add(below.path)
+            self._modes.pop(below.path, None)
             if below.path in self._mount_points and os.listdir(below.source):
                 if self._forbidden.includes(below.target, os.fstat(below.target), -1):
                     raise denied()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from execd.errors import Conflict, NotFound
 from execd.files.paths import blame, blame_below, decode
 from execd.files.resolve import TreeChanged, identity, reopen
-from execd.files.root import Root, retry_on_change
+from execd.files.root import Root, retrying
 from execd.files.tree_walk import Step, walk
 from execd.files.write import TEMPORARY_PREFIX
 
@@ -126,6 +126,7 @@ class Packing:
         self._resolved.close()
 
 
+@retrying
 def pack(
     root: Root,
     path: str,
@@ -138,26 +139,20 @@ def pack(
 
     Raises NotFound, PermissionDenied, InvalidArgument, Conflict.
     """
-
-    def attempt() -> Packing:
-        resolved = root.resolve(path)
-        try:
-            if resolved.stat is None or (
-                resolved.names and not stat.S_ISREG(resolved.stat.st_mode)
-            ):
-                raise NotFound(f"{path!r}: no such file or directory")
-            return Packing(
-                resolved,
-                path,
-                kind,
-                skips_unreadable=skips_unreadable,
-                max_zip_entries=max_zip_entries,
-            )
-        except BaseException:
-            resolved.close()
-            raise
-
-    return retry_on_change(attempt, path)
+    resolved = root.resolve(path)
+    try:
+        if resolved.stat is None or (resolved.names and not stat.S_ISREG(resolved.stat.st_mode)):
+            raise NotFound(f"{path!r}: no such file or directory")
+        return Packing(
+            resolved,
+            path,
+            kind,
+            skips_unreadable=skips_unreadable,
+            max_zip_entries=max_zip_entries,
+        )
+    except BaseException:
+        resolved.close()
+        raise
 
 
 def _items(

@@ -18,19 +18,18 @@ import os
 import re
 import secrets
 import stat
-import zlib
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from execd.errors import InvalidArgument, PayloadTooLarge
-from execd.files.archive import tar
+from execd.errors import InvalidArgument
 from execd.files.archive.merge import Merge
+from execd.files.archive.tar import GZIP_MARK, TarSource
 from execd.files.archive.tree import Tree, Unpacked, UnpackingLimits
 from execd.files.archive.unzip import ZipSpool
 from execd.files.change import remove_below
 from execd.files.digest import DigestCheck
 from execd.files.paths import blame
-from execd.files.resolve import ResolvedPath, TreeChanged, open_directory
-from execd.files.root import Root, retry_on_change
+from execd.files.resolve import ResolvedPath, TreeChanged, go_down, open_directory
+from execd.files.root import Root, retrying
 from execd.files.syscalls import rename_without_replacing
 from execd.files.write import TEMPORARY_PREFIX
 
@@ -40,14 +39,6 @@ if TYPE_CHECKING:
     from execd.files.room import Room
     from execd.model import ArchiveFormat
 
-# The most that zlib returns in a call: a gigabyte of zeros arrives as a megabyte.
-_INFLATED_AT_ONCE_BYTES = 1 << 20
-# Headers and padding for each entry: a decompressed tar may exceed the bytes of the files by so
-# much.
-_OVERHEAD_BYTES = 4096
-
-
-_GZIP_MARK = b"\x1f\x8b"
 _ZIP_MARKS = (b"PK\x03\x04", b"PK\x05\x06")
 # Formats that are not unpacked. bzip2's mark is long, since a tar may begin with a name in "BZh".
 _OTHER_MARKS = {
@@ -65,76 +56,11 @@ _TAR_MARK, _TAR_MARK_AT = b"ustar", 257
 def identify(head: bytes) -> ArchiveFormat | None:
     """Return the format of an archive that begins so, or None where no mark is known: old tars have
     none, and other data may precede a zip."""
-    if head.startswith(_GZIP_MARK):
+    if head.startswith(GZIP_MARK):
         return "tar.gz"
     if head.startswith(_ZIP_MARKS):
         return "zip"
     return "tar" if head.startswith(_TAR_MARK, _TAR_MARK_AT) else None
-
-
-class _Source(Protocol):
-    """Turns an archive's bytes, in chunks of any size, into calls of a ``Tree``."""
-
-    def feed(self, data: bytes) -> None: ...
-    def finish(self) -> None: ...
-    def close(self) -> None: ...
-
-
-class _Tar:
-    """A tar, plain or compressed with gzip."""
-
-    def __init__(self, tree: Tree, limits: UnpackingLimits, *, is_gzip: bool) -> None:
-        self._tree = tree
-        self._decoder = tar.TarDecoder()
-        self._inflate = zlib.decompressobj(wbits=31) if is_gzip else None
-        self._max_bytes = limits.max_bytes + limits.max_entries * _OVERHEAD_BYTES
-        self._n_bytes = 0
-        self._half_mark = b""
-        """A chunk's last byte, if the byte may be the first half of a gzip member's mark."""
-        self._is_padding = False
-
-    def feed(self, data: bytes) -> None:
-        if self._inflate is None:
-            self._decode(data)
-            return
-        data, self._half_mark = self._half_mark + data, b""
-        while data and not self._is_padding:
-            # The members of a gzip file follow each other. After the last member comes padding.
-            if self._inflate.eof:
-                if data == _GZIP_MARK[:1]:
-                    self._half_mark = data
-                    return
-                if not data.startswith(_GZIP_MARK):
-                    self._is_padding = True
-                    return
-                self._inflate = zlib.decompressobj(wbits=31)
-            try:
-                self._decode(self._inflate.decompress(data, _INFLATED_AT_ONCE_BYTES))
-            except zlib.error as error:
-                raise InvalidArgument(f"format: the body is no tar.gz: {error}") from None
-            data = self._inflate.unused_data if self._inflate.eof else self._inflate.unconsumed_tail
-
-    def _decode(self, data: bytes) -> None:
-        self._n_bytes += len(data)
-        if self._n_bytes > self._max_bytes:
-            raise PayloadTooLarge(
-                f"the archive is larger than {self._max_bytes} bytes when it is decompressed"
-            )
-        for event in self._decoder.feed(data):
-            match event:
-                case tar.Member():
-                    self._tree.begin(event)
-                case tar.MemberEnd():
-                    self._tree.end()
-                case content:
-                    self._tree.write(content)
-
-    def finish(self) -> None:
-        if not self._decoder.is_complete or (self._inflate is not None and not self._inflate.eof):
-            raise InvalidArgument("body: the archive ends before its end mark")
-
-    def close(self) -> None:
-        pass
 
 
 class Extraction:
@@ -165,7 +91,7 @@ class Extraction:
         self._digest = None if sha256 is None else DigestCheck(sha256)
         self._room_of = room_of
         self._temporary = TEMPORARY_PREFIX + secrets.token_hex(8).encode()
-        self._source: _Source | None = None
+        self._source: TarSource | ZipSpool | None = None
         self._tree: Tree | None = None
         self._staging = -1
         self._directory = os.open(
@@ -199,7 +125,7 @@ class Extraction:
             if len(self._head) >= _MARK_BYTES:
                 self._begin()
 
-    def _begin(self) -> _Source:
+    def _begin(self) -> TarSource | ZipSpool:
         """Choose the source by the first bytes and feed them. Raises as ``write``."""
         assert self._tree is not None
         assert self._source is None
@@ -220,7 +146,7 @@ class Extraction:
         if self.kind == "zip":
             self._source = ZipSpool(self._tree, self._staging, self._limits)
         else:
-            self._source = _Tar(self._tree, self._limits, is_gzip=self.kind == "tar.gz")
+            self._source = TarSource(self._tree, self._limits, is_gzip=self.kind == "tar.gz")
         head, self._head = self._head, b""
         self._source.feed(head)
         return self._source
@@ -278,7 +204,7 @@ class Extraction:
             for name in self._missing[:-1]:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(name, 0o777, dir_fd=parent)
-                parent = _open_and_close_parent(parent, name)
+                parent = go_down(parent, name)
             if self._missing:
                 os.fchmod(self._staging, self._mode)
                 try:
@@ -286,29 +212,29 @@ class Extraction:
                         self._directory, self._temporary, parent, self._missing[-1]
                     )
                 except FileExistsError:
-                    parent = _open_and_close_parent(parent, self._missing[-1])
+                    parent = go_down(parent, self._missing[-1])
                 else:
-                    self._tree.set_directory_modes(self._staging, set())
+                    self._tree.set_directory_modes(self._staging)
                     return
             merge = Merge(
-                self._staging, parent, self._path, self._temporary, self._forbidden, self._room_of
+                self._staging,
+                parent,
+                self._path,
+                self._temporary,
+                self._forbidden,
+                self._room_of,
+                self._tree.modes,
             )
             try:
                 merge.run()
             finally:
                 merge.close()
-            self._tree.set_directory_modes(parent, merge.merged)
+            self._tree.set_directory_modes(parent)
         finally:
             os.close(parent)
 
 
-def _open_and_close_parent(parent: int, name: bytes) -> int:
-    """Open the directory ``name`` below ``parent``, and close ``parent``."""
-    below = open_directory(name, parent)
-    os.close(parent)
-    return below
-
-
+@retrying
 def unpack(
     root: Root,
     path: str,
@@ -322,11 +248,7 @@ def unpack(
     The caller ends the extraction. Raises InvalidArgument (not a directory), PermissionDenied,
     NoSpace, ReadOnly, Conflict.
     """
-
-    def attempt() -> Extraction:
-        with root.resolve(path) as resolved:
-            if resolved.leaf_stat is not None:
-                raise InvalidArgument(f"{path!r} is not a directory, or a parent of it is not")
-            return Extraction(resolved, path, kind, limits, sha256, root.room_of)
-
-    return retry_on_change(attempt, path)
+    with root.resolve(path) as resolved:
+        if resolved.leaf_stat is not None:
+            raise InvalidArgument(f"{path!r} is not a directory, or a parent of it is not")
+        return Extraction(resolved, path, kind, limits, sha256, root.room_of)

@@ -14,28 +14,23 @@ from __future__ import annotations
 import codecs
 import io
 import os
-import secrets
 import stat
 import struct
+import tempfile
 import zipfile
 import zlib
 from calendar import timegm
 from typing import TYPE_CHECKING
 
 from execd.errors import InvalidArgument, PayloadTooLarge
-from execd.files.archive.tar import Member
-from execd.files.write import TEMPORARY_PREFIX, write_all
+from execd.files.archive.tree import MAX_NAMES_BYTES, Member, too_many_names
+from execd.files.write import write_all
 
 if TYPE_CHECKING:
     from execd.files.archive.tree import Tree, UnpackingLimits
 
 _READ_AT_ONCE_BYTES = 256 * 1024
 _MAX_LINK_BYTES = 4095
-_MAX_DIRECTORY_BYTES = 64 << 20
-"""Names in an uploaded zip, with all extra fields and comments. More are 413.
-
-The directory at the end has 46 bytes besides for each entry. With names of 200 characters, 200,000
-entries need 55 MB. zipfile makes about twice as many bytes of objects."""
 _ENTRY_SIGNATURE = b"PK\x01\x02"
 # The encoding of old names. Loaded at import: a thread of another user may not be allowed to read
 # Python's files.
@@ -65,25 +60,19 @@ class ZipSpool:
         """``directory`` is where the spool file goes. Raises OSError."""
         self._tree = tree
         self._limits = limits
-        name = TEMPORARY_PREFIX + secrets.token_hex(8).encode()
-        # O_TMPFILE would do, but gVisor lacks the flag.
-        self._fd = os.open(
-            name,
-            os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
-            0o600,
-            dir_fd=directory,
+        self._file = tempfile.TemporaryFile(  # noqa: SIM115  # closed by ``close``
+            dir=f"/proc/self/fd/{directory}", buffering=0
         )
-        os.unlink(name, dir_fd=directory)
 
     def feed(self, data: bytes) -> None:
         self._tree.take_room(len(data))
-        write_all(self._fd, data)
+        write_all(self._file.fileno(), data)
 
     def finish(self) -> None:
         """Unpack the members. Raises InvalidArgument, PayloadTooLarge, OSError."""
         try:
             with (
-                _Bounded(self._fd, self._limits.max_entries) as file,
+                _Bounded(self._file.fileno(), self._limits.max_entries) as file,
                 zipfile.ZipFile(file) as archive,
             ):
                 file.max_entries = None  # from here on zipfile reads contents in pieces
@@ -93,9 +82,7 @@ class ZipSpool:
             raise InvalidArgument(f"format: the body is no zip that can be read: {error}") from None
 
     def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        self._file.close()
 
     def _member(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> None:
         if info.flag_bits & 1:
@@ -144,10 +131,8 @@ class _Bounded(io.FileIO):
             return super().read(size)
         n_left = os.fstat(self.fileno()).st_size - self.tell()
         n_bytes = n_left if size is None or size < 0 else min(size, n_left)
-        if n_bytes > _MAX_DIRECTORY_BYTES:
-            raise PayloadTooLarge(
-                f"the names in the archive take more than {_MAX_DIRECTORY_BYTES >> 20} MiB"
-            )
+        if n_bytes > MAX_NAMES_BYTES:
+            raise too_many_names()
         data = super().read(n_bytes)
         if data.count(_ENTRY_SIGNATURE) > self.max_entries:
             raise PayloadTooLarge(f"the archive has more than {self.max_entries} entries")

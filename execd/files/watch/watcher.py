@@ -35,7 +35,7 @@ import msgspec
 from execd.errors import NotFound
 from execd.files.paths import blame
 from execd.files.resolve import TreeChanged, identity
-from execd.files.root import Root, retry_on_change
+from execd.files.root import Root, retrying
 from execd.files.tree_walk import Step, walk
 from execd.files.watch.changes import Batch, Change, ChangeList
 from execd.files.watch.inotify import Inotify, Mask, RawEvent
@@ -408,6 +408,7 @@ def _is_in(directory: bytes, path: bytes) -> bool:
     return path == directory or path.startswith(directory + b"/")
 
 
+@retrying
 def watch(root: Root, path: str, *, recursive: bool = False, sums: bool = True) -> Watch:
     """Begin to watch the directory, or the single file, at ``path``; the caller closes the watch.
     ``sums`` False: tell every single change.
@@ -415,15 +416,11 @@ def watch(root: Root, path: str, *, recursive: bool = False, sums: bool = True) 
     Raises NotFound, PermissionDenied, ResourceExhausted (the user's inotify queues),
     InvalidArgument, Conflict.
     """
-
-    def attempt() -> Watch:
-        resolved = root.resolve(path)
-        try:
-            if resolved.stat is None:
-                raise NotFound(f"{path!r}: no such file or directory")
-            return Watch(resolved, path, recursive=recursive, sums=sums)
-        except BaseException:
-            resolved.close()
-            raise
-
-    return retry_on_change(attempt, path)
+    resolved = root.resolve(path)
+    try:
+        if resolved.stat is None:
+            raise NotFound(f"{path!r}: no such file or directory")
+        return Watch(resolved, path, recursive=recursive, sums=sums)
+    except BaseException:
+        resolved.close()
+        raise

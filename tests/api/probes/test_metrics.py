@@ -14,10 +14,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from execd.api.probes.exposition import Format, render
 from execd.api.probes.families import FAMILIES, MetricKind
-from execd.proc.task_meter import is_gvisor
 from tests.api.conftest import JSON, wait_until
 from tests.api.probes.test_exposition import samples
 from tests.api.probes.test_families import CLOSED_SETS
+from tests.gvisor import is_gvisor
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -16,6 +16,7 @@ from execd.engine.executions.direct_exec import QUESTION, parse_answer
 from execd.engine.executions.plain_words import plain_words
 from execd.proc import spawn
 from execd.proc.program_block import DirectProgram, pack
+from tests.proc import spawning
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,7 +81,7 @@ def _run(argv: list[str], env: Mapping[str, str], cwd: str, direct: DirectProgra
     streams = [os.memfd_create("stream", os.MFD_CLOEXEC) for _ in range(2)]
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     try:
-        pid, is_direct = spawn.spawn(
+        pid, is_direct = spawning.spawn(
             program=pack(argv, env, cwd, direct), fds=[null, *streams], limits=LIMITS
         )
         _, wait_status = os.waitpid(pid, 0)

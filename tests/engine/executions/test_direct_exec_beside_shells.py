@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from execd.engine.executions.direct_exec import LOCALE, is_plain_environment
 from execd.engine.executions.plain_words import BUILTINS, KEYWORDS, OBSERVERS, plain_words
-from execd.proc.task_meter import is_gvisor
 from tests.engine.executions.shells import (
     PROGRAMS,
     STOPS,
@@ -28,6 +27,7 @@ from tests.engine.executions.shells import (
     make_project,
     remove,
 )
+from tests.gvisor import is_gvisor
 from tests.profiles import examples
 
 if TYPE_CHECKING:

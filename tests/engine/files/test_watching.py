@@ -23,6 +23,9 @@ class ScriptedWatch:
     def read(self) -> News:
         return self._news.pop(0)
 
+    def close(self) -> None:
+        pass
+
 
 class NoThreads:
     async def run(self, work: Callable[[], News]) -> News:

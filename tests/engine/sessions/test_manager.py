@@ -36,8 +36,8 @@ from execd.errors import (
 )
 from execd.kernel.frames import FRAME_BYTES
 from execd.model import Command, ExitReason, Limits, State
-from execd.proc.task_meter import is_gvisor
 from tests.engine.conftest import running, sh
+from tests.gvisor import is_gvisor
 from tests.patience import patience
 from tests.proc.conftest import living, new_token
 from tests.waiting import wait_until, wait_until_async

@@ -14,9 +14,15 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-from execd.errors import Conflict, ExecdError, InvalidArgument, PermissionDenied
+from execd.errors import (
+    Conflict,
+    ExecdError,
+    InvalidArgument,
+    PayloadTooLarge,
+    PermissionDenied,
+)
 from execd.files import change, search
-from execd.files.archive import pack, unpack
+from execd.files.archive import pack, tree, unpack
 from execd.files.archive.tree import UnpackingLimits
 from tests.files.conftest import on_small_tmpfs, unprivileged
 
@@ -257,6 +263,25 @@ def test_an_archive_is_closed_to_others_until_the_archive_is_in_place(
     assert (base / "out").stat().st_mode == (base / "src").stat().st_mode
 
 
+def test_the_names_of_directories_in_memory_are_bounded(
+    root: Root, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their modes come last, so their names are kept."""
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as archive:
+        for name in ("a" * 50, "b" * 50):
+            info = tarfile.TarInfo(name)
+            info.type, info.mode = tarfile.DIRTYPE, 0o555
+            archive.addfile(info)
+    monkeypatch.setattr(tree, "MAX_NAMES_BYTES", 99)
+    with pytest.raises(PayloadTooLarge, match="names in the archive"):
+        unpacked(root, raw.getvalue())
+    assert os.listdir(base) == []
+    monkeypatch.setattr(tree, "MAX_NAMES_BYTES", 100)
+    unpacked(root, raw.getvalue())
+    assert len(os.listdir(base / "out")) == 2
+
+
 def zipped(method: int = zipfile.ZIP_STORED, n_entries: int = 1, content: bytes = b"") -> bytearray:
     raw = io.BytesIO()
     with zipfile.ZipFile(raw, "w", method) as archive:
@@ -282,8 +307,8 @@ def test_a_zip_whose_names_would_fill_the_memory_is_refused(root: Root) -> None:
     end = plain[at : at + 12] + struct.pack("<LL", n_bytes, offset) + bytes(2)
     extraction = unpack.unpack(root, "out", "zip", UnpackingLimits(1 << 30, 1 << 30))
     extraction.write(plain[:at])
-    os.ftruncate(extraction._source._fd, offset + n_bytes)  # type: ignore[union-attr]
-    os.lseek(extraction._source._fd, 0, os.SEEK_END)  # type: ignore[union-attr]
+    os.ftruncate(extraction._source._file.fileno(), offset + n_bytes)  # type: ignore[union-attr]
+    os.lseek(extraction._source._file.fileno(), 0, os.SEEK_END)  # type: ignore[union-attr]
     error = refusal(extraction, bytes(end))
     assert (error.code, error.message) == (
         "PAYLOAD_TOO_LARGE",
@@ -329,8 +354,8 @@ def test_entries_of_a_zip_are_counted_where_they_are_read(root: Root, base: Path
         )
     extraction = unpack.unpack(root, "out", "zip", limits)
     extraction.write(plain[:offset])
-    os.ftruncate(extraction._source._fd, shifted)  # type: ignore[union-attr]  # a hole instead of 100 MB sent
-    os.lseek(extraction._source._fd, 0, os.SEEK_END)  # type: ignore[union-attr]
+    os.ftruncate(extraction._source._file.fileno(), shifted)  # type: ignore[union-attr]  # a hole instead of 100 MB sent
+    os.lseek(extraction._source._file.fileno(), 0, os.SEEK_END)  # type: ignore[union-attr]
     assert refusal(extraction, bytes(plain[offset:at] + signed)).code == "PAYLOAD_TOO_LARGE"
     assert os.listdir(base) == []
 

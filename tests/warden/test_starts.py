@@ -1,4 +1,4 @@
-"""Quick starts in a real PID namespace, where no other process takes pids.
+"""Starts in a real PID namespace, where no other process takes pids.
 
 Natively the proof that a program has left nothing is the newest pid; in gVisor, the children."""
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from execd.proc.task_meter import is_gvisor
+from tests.gvisor import is_gvisor
 from tests.warden.inits import told_by_init
 
 natively = pytest.mark.skipif(is_gvisor(), reason="only Linux tells the newest pid")
@@ -16,12 +16,13 @@ in_gvisor = pytest.mark.skipif(not is_gvisor(), reason="natively the newest pid 
 # own lines.
 INIT = r"""
 import contextlib, ctypes, os, select, shutil, signal, socket, sys, tempfile, threading, time
-from execd.proc import program_block, spawn
+from execd.proc import kernel_traits, program_block, spawn
 from execd.proc.channel import Channel
 from execd.proc.messages import NULL_DEVICE, Exited, Ping, Spawn
-from execd.proc.task_meter import TaskMeter, is_gvisor
+from execd.proc.task_meter import TaskMeter
+from tests.gvisor import is_gvisor
 from execd.warden.fork_bombs import BrakeFigures
-from execd.warden.quick_starts import QuickStarts, open_children
+from execd.warden.starts import Starts
 from execd.warden.spawn_watch import WatchWords
 from tests.patience import patience
 LONG, PEAK = 6.0, 1 << 40
@@ -35,14 +36,13 @@ null = os.open(os.devnull, os.O_WRONLY)
 def made(patience=20, look_pause=0):
     "More patience than a program needs to end, and than the warden has."
     meter = TaskMeter()
-    quick = QuickStarts(
+    starts = Starts(
         channel=ours.fileno(), child_signals=signals, loadavg_fd=meter.loadavg_fd,
-        children_fd=open_children() if meter.is_exact else -1, within_seconds=0.5,
-        look_pause_seconds=look_pause, leads_session=True, oom_score=None, former_limits=[],
-        nice=0, watch=words,
+        traits=kernel_traits.find()._replace(look_pause_seconds=look_pause), leads_session=True,
+        oom_score=None, former_limits=[], nice=0, watch=words,
     )
-    quick._fields.patience = int(patience * 10**9)
-    return quick
+    starts._fields.patience = int(patience * 10**9)
+    return starts
 
 def ask(tag, *argv, cwd="/", **fields):
     block = program_block.pack(argv, {}, cwd)
@@ -59,17 +59,17 @@ def told():
     select.select([theirs], [], [])
     return daemon.receive()[0]
 
-def begin(quick, seconds=LONG, brake=None, peak=PEAK):
-    return quick.serve(time.monotonic() + seconds, brake, peak)
+def begin(starts, seconds=LONG, brake=None, peak=PEAK):
+    return starts.serve(time.monotonic() + seconds, brake, peak)
 
-def serve(quick=None, **options):
+def serve(starts=None, **options):
     "As a caller that takes all programs at the end of the call."
-    quick = quick or made()
-    outcome = begin(quick, **options)
-    return outcome._replace(programs=[*outcome.programs, *quick.take_all()])
+    starts = starts or made()
+    outcome = begin(starts, **options)
+    return outcome._replace(programs=[*outcome.programs, *starts.take_all()])
 
-def go_on(quick, seconds=LONG, **options):
-    return quick.go_on(time.monotonic() + seconds, **options)
+def go_on(starts, seconds=LONG, **options):
+    return starts.go_on(time.monotonic() + seconds, **options)
 
 BUSY = "while [ ! -e {0}/end ]; do :; done; exit 3"
 def end(folder):
@@ -148,9 +148,9 @@ print(newest == (0 if is_gvisor() else max(end.pid for end in ends)), len({e.pid
 
 def test_no_descriptor_of_a_program_stays_open() -> None:
     lines = """
-quick = made()
+starts = made()
 before = set(os.listdir("/proc/self/fd"))
-serve_until_ended(*["exit 0"] * 8, quick=quick)
+serve_until_ended(*["exit 0"] * 8, starts=starts)
 print(set(os.listdir("/proc/self/fd")) == before)
 """
     assert told(UNTIL_ENDED + lines) == ["True"]
@@ -166,7 +166,7 @@ def test_a_program_that_has_started_anything_is_given_back_unreaped(
     lines = f"""
 sh(5, {line!r})
 outcome = serve(made({20 if is_ended else 0.5}))
-pid = outcome.programs[0].program.pid
+pid = outcome.programs[0].pid
 print(found(outcome), is_pending(), os.waitpid(pid, os.WNOHANG)[0] == pid)
 """
     assert told(lines) == [f"([(5, None)], 'NoneType', 0) False {is_ended}"]
@@ -222,7 +222,7 @@ with tempfile.TemporaryDirectory() as folder:
     threading.Thread(target=work, daemon=True).start()
     sh(5, f"sleep 60 & while [ ! -e {folder}/ended ]; do :; done")
     outcome = serve()
-pid = outcome.programs[0].program.pid
+pid = outcome.programs[0].pid
 print(found(outcome), os.waitpid(pid, os.WNOHANG)[0] == pid)
 """
     assert told(lines) == ["([(5, None)], 'NoneType', 0) True"]
@@ -259,14 +259,14 @@ print(found(serve(made(1.5, look_pause=0.2))), time.monotonic() - began > 1)
 @in_gvisor
 def test_programs_in_flight_go_on_after_the_time_is_over() -> None:
     lines = """
-quick = made()
+starts = made()
 with tempfile.TemporaryDirectory() as folder:
     sh(5, BUSY.format(folder))
-    outcome = begin(quick, seconds=0.2)
+    outcome = begin(starts, seconds=0.2)
     print(outcome.end_of_call.name, found(outcome), is_pending())
     end(folder)
-    outcome = go_on(quick, may_start=False)
-print(outcome.end_of_call.name, found(outcome), told().wait_status, quick.take_all())
+    outcome = go_on(starts, may_start=False)
+print(outcome.end_of_call.name, found(outcome), told().wait_status, starts.take_all())
 """
     assert told(lines) == [
         "TIME_IS_OVER ([], 'NoneType', 0) False",
@@ -277,14 +277,14 @@ print(outcome.end_of_call.name, found(outcome), told().wait_status, quick.take_a
 @in_gvisor
 def test_a_call_that_may_start_nothing_ends_with_the_programs_in_flight() -> None:
     lines = """
-quick = made()
+starts = made()
 with tempfile.TemporaryDirectory() as folder:
     sh(5, BUSY.format(folder))
-    begin(quick, seconds=0.2)
+    begin(starts, seconds=0.2)
     sh(6, "exit 0")
     end(folder)
     began = time.monotonic()
-    outcome = go_on(quick, may_start=False)
+    outcome = go_on(starts, may_start=False)
 print(outcome.end_of_call.name, found(outcome), time.monotonic() - began < LONG)
 print(told().tag, bool(select.select([ours], [], [], 0)[0]))
 """
@@ -295,15 +295,15 @@ print(told().tag, bool(select.select([ours], [], [], 0)[0]))
 def test_only_the_programs_that_wait_are_given_back() -> None:
     """The others go on, and a child that was given back is no sign that they have left anything."""
     lines = """
-quick = made(look_pause=0.1)
+starts = made(look_pause=0.1)
 with tempfile.TemporaryDirectory() as folder:
     sh(5, BUSY.format(folder))
     sh(6, "sleep 60")
-    outcome = begin(quick)
+    outcome = begin(starts)
     print(outcome.end_of_call.name, found(outcome))
     end(folder)
-    outcome = go_on(quick, may_start=False)
-print(outcome.end_of_call.name, found(outcome), told().tag, quick.take_all())
+    outcome = go_on(starts, may_start=False)
+print(outcome.end_of_call.name, found(outcome), told().tag, starts.take_all())
 """
     assert told(lines) == [
         "PROGRAMS_WAIT ([(6, None)], 'NoneType', 0)",
@@ -314,14 +314,14 @@ print(outcome.end_of_call.name, found(outcome), told().tag, quick.take_all())
 @in_gvisor
 def test_what_a_program_leaves_after_it_was_given_back_ends_the_proofs() -> None:
     lines = """
-quick = made(look_pause=0.1)
+starts = made(look_pause=0.1)
 with tempfile.TemporaryDirectory() as folder:
     sh(5, BUSY.format(folder))
     os.mkfifo(f"{folder}/go")
     sh(6, f"read line < {folder}/go; (sleep 60 & ) ; : > {folder}/end; sleep 60")
-    print(found(begin(quick)))
+    print(found(begin(starts)))
     open(f"{folder}/go", "w").close()
-    outcome = go_on(quick)
+    outcome = go_on(starts)
 print(outcome.end_of_call.name, found(outcome), outcome.has_more)
 """
     assert told(lines) == [
@@ -363,42 +363,138 @@ with tempfile.TemporaryDirectory() as folder:
 @natively
 def test_past_the_largest_pid_the_caller_counts_anew() -> None:
     lines = """
-quick = made()
+starts = made()
 def next_pid(pid):
     with open("/proc/sys/kernel/ns_last_pid", "w") as file:
         file.write(str(pid - 1))
 def work():
     print(told().pid)
-    quick._fields.patience = 10**8
+    starts._fields.patience = 10**8
     next_pid(400)
     sh(6, "sleep 60")
 threading.Thread(target=work, daemon=True).start()
 next_pid(20_000)
 sh(5, "exit 0")
-outcome = serve(quick)
+outcome = serve(starts)
 while not outcome.n_forgotten:
-    outcome = serve(quick)
-print(found(outcome), outcome.newest_pid, outcome.programs[0].program.pid)
+    outcome = serve(starts)
+print(found(outcome), outcome.newest_pid, outcome.programs[0].pid)
 """
     assert told(lines) == ["20000", "([(6, None)], 'NoneType', 1) 20000 400"]
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        "uid=0",
-        "gid=0",
-        "groups=[]",
-        "memory_bytes=1 << 30",
-        "is_idle=True",
-        "announce=True",
-        "limits=[[0, 1, 1]] * 25",
-    ],
-)
-def test_a_program_with_a_wish_of_its_own_is_left_to_the_caller(fields: str) -> None:
+@pytest.mark.parametrize("fields", ["memory_bytes=1 << 30", "limits=[[0, 1, 1]] * 25"])
+def test_a_program_that_needs_a_step_before_is_left_to_the_caller(fields: str) -> None:
     lines = f"sh(5, 'exit 0', {fields})\noutcome = serve()\nprint(found(outcome))"
     lines += "\nprint(len(outcome.received.descriptors))"
     assert told(lines) == ["([], 'Spawn', 0)", "2"]
+
+
+@pytest.mark.parametrize("fields", ["uid=0, gid=0", "terminal=True", "is_idle=True"])
+def test_a_program_with_a_wish_of_its_own_ends_as_any_other(fields: str) -> None:
+    lines = f"""
+reader, writer = os.openpty()
+block = program_block.pack(["/bin/sh", "-c", "exit 3"], {{}}, "/")
+named = dict(uid=None, gid=None, groups=None, announce=False, terminal=False)
+spawn = Spawn(5, block, [0, 0, 0], limits=[], processes=0, marker="m", **named | dict({fields}))
+daemon.send(spawn, [writer])
+starts = made()
+outcome = serve(starts)
+while not (outcome.n_forgotten or outcome.programs or outcome.received):
+    outcome = serve(starts)
+print(found(outcome), told().wait_status)
+"""
+    assert told(lines) == ["([], 'NoneType', 1) 768"]
+
+
+def test_a_program_whose_start_is_awaited_is_given_back_at_once() -> None:
+    lines = """
+sh(5, "exec sleep 60", announce=True)
+began = time.monotonic()
+print(found(serve()), time.monotonic() - began < patience(5))
+"""
+    assert told(lines) == ["([(5, None)], 'NoneType', 0) True"]
+
+
+# Starts of programs that the caller has received.
+
+STARTING = r"""
+def start(tag, line, starts=None, *, padding="", descriptors=None, **fields):
+    "Returns the starts and the failure."
+    block = program_block.pack(["/bin/sh", "-c", line, padding], {}, fields.pop("cwd", "/"))
+    named = dict(uid=None, gid=None, groups=None, limits=[], processes=0, marker="m")
+    message = Spawn(tag, block, [NULL_DEVICE, 0, 1], False, announce=False, **named | fields)
+    if descriptors is None:
+        descriptors = [os.dup(null), os.dup(null)]
+    starts = starts or made()
+    return starts, starts.start(message, descriptors, None, PEAK)
+"""
+
+
+def test_a_program_of_the_caller_is_in_flight_and_its_end_is_reported() -> None:
+    lines = """
+with tempfile.TemporaryDirectory() as folder:
+    descriptors = [os.dup(null), os.dup(null)]
+    starts, failure = start(5, BUSY.format(folder), memory_bytes=1 << 30, descriptors=descriptors)
+    print(failure, descriptors, starts.has_in_flight)
+    end(folder)
+    outcome = go_on(starts)
+starts.take_all()
+print(found(outcome), told().wait_status, starts.has_in_flight)
+"""
+    assert told(STARTING + lines) == [
+        "None [] True",
+        "([], 'NoneType', 1) 768 False",
+    ]
+
+
+@pytest.mark.parametrize("padding", [0, 100_000])
+def test_a_program_of_the_caller_is_given_back_with_its_request(padding: int) -> None:
+    """At once, if the request is long."""
+    lines = f"""
+starts, failure = start(5, "sleep 60", made(0.1), padding="x" * {padding})
+outcome = go_on(starts)
+programs = [*outcome.programs, *starts.take_all()]
+request, descriptors = daemon.unpack(*programs[0].request)
+print(failure, len(programs), request.tag, len(request.program) > {padding}, len(descriptors))
+"""
+    assert told(STARTING + lines) == ["None 1 5 True 2"]
+
+
+def test_a_program_joins_one_that_the_caller_has_started() -> None:
+    lines = """
+with tempfile.TemporaryDirectory() as folder:
+    starts, _ = start(5, BUSY.format(folder))
+    sh(6, f": > {folder}/end; exit 4")
+    outcome = go_on(starts)
+print(sorted((told().tag for _ in range(outcome.n_forgotten))), found(outcome)[0])
+"""
+    assert told(STARTING + lines) == ["[5, 6] []"]
+
+
+def test_a_failed_start_of_the_caller_is_told_and_leaves_the_descriptors() -> None:
+    lines = """
+descriptors = [os.dup(null), os.dup(null)]
+starts, failure = start(5, "exit 0", cwd="/missing", descriptors=descriptors)
+print(failure, len(descriptors), starts.has_in_flight, starts.take_all())
+print(os.wait()[1] >> 8)
+print(start(6, "exit 0", starts, limits=[[0, 1, 1]] * 25)[1])
+print(start(7, "exit 0", starts)[1])
+"""
+    assert told(STARTING + lines) == [
+        "('cwd', 2) 2 False []",
+        "127",
+        "('request', 22)",
+        "None",
+    ]
+
+
+def test_a_caller_that_has_woken_the_spawn_watch_need_not_wait_for_it() -> None:
+    lines = """
+words.is_asleep = 1
+print(start(5, "exit 0")[1], words.begun_at)
+"""
+    assert told(STARTING + lines) == ["None 0"]
 
 
 def test_limits_hold_for_the_program() -> None:
@@ -454,8 +550,8 @@ print(found(outcome))
 
 def test_a_stop_by_the_brake_gives_the_programs_in_flight_back() -> None:
     lines = """
-from execd.warden.brake import NATIVE_TIMING, Brake
-brake, seconds = Brake(TaskMeter().loadavg_fd, NATIVE_TIMING), 20
+from execd.warden.brake import Brake
+brake, seconds = Brake(TaskMeter().loadavg_fd, kernel_traits.find()), 20
 sh(5, "while :; do :; done")
 sh(6, "n=0; while [ $n -lt 1000 ]; do n=$((n + 1)); (sleep 60) & done; sleep 60", processes=4)
 began = time.monotonic()
@@ -488,7 +584,7 @@ for tag, limit in enumerate({limits}):
     sh(tag, "while :; do :; done", processes=limit)
 outcome = serve(made(0.9), brake=BrakeFigures(10, 5))
 start, end = outcome.brake_order
-before = n_tasks + 1 if is_gvisor() else outcome.programs[1].program.pid - 1
+before = n_tasks + 1 if is_gvisor() else outcome.programs[1].pid - 1
 print(len(outcome.programs), end - start, start - before)
 """
     assert told(lines) == [f"2 {room} 0"]
@@ -558,17 +654,17 @@ for _ in range(2):
         os._exit(0)
     os.waitid(os.P_PID, others[-1], os.WEXITED | os.WNOWAIT)
 os.read(signals, 4096)
-quick = made()
+starts = made()
 sh(5, "while :; do :; done")
 sh(6, "exit 3")
-outcome = begin(quick)
+outcome = begin(starts)
 print(outcome.end_of_call.name, found(outcome))
 for n_left in (2, 1):
     others.remove(outcome.stranger)
     os.waitpid(outcome.stranger, 0)
-    outcome = go_on(quick, seconds=0.2)
+    outcome = go_on(starts, seconds=0.2)
     print(outcome.end_of_call.name, found(outcome), outcome.has_more)
-print(others, len(quick.take_all()))
+print(others, len(starts.take_all()))
 """
     assert told(lines) == [
         "STRANGER_HAS_ENDED ([], 'NoneType', 1)",
@@ -582,11 +678,11 @@ print(others, len(quick.take_all()))
 def test_a_stopped_program_hides_no_other_end() -> None:
     """waitid(2) tells of one child, and a program that the init traces stays the first."""
     lines = """
-quick = made(3)
+starts = made(3)
 code = "import ctypes, os; ctypes.CDLL(None).ptrace(0, 0, 0, 0); os.kill(os.getpid(), 19)"
 ask(5, sys.executable, "-c", code)
-outcome = begin(quick, seconds=2)
-print(outcome.end_of_call.name, outcome.has_more, len(quick.take_all()))
+outcome = begin(starts, seconds=2)
+print(outcome.end_of_call.name, outcome.has_more, len(starts.take_all()))
 """
     assert told(lines) == ["TIME_IS_OVER True 1"]
 

@@ -1,4 +1,4 @@
-"""What the warden does between two calls of the quick starts, with a script in the place of the
+"""What the warden does between two calls of the C of the starts, with a script in the place of the
 calls. The warden is real, and the init of a namespace of its own."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from execd.proc import program_block, spawn
 from execd.proc.channel import Channel
 from execd.proc.messages import NULL_DEVICE, Exited, Kill, Killed, Ping, Spawn, Spawned
 from execd.warden import main as warden_main
-from execd.warden.quick_starts import EndOfCall, Outcome, QuickProgram, Received
+from execd.warden.starts import EndOfCall, Outcome, Received, StartedProgram
 spawn.prepare()
 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 daemon = Channel(theirs)
@@ -36,11 +36,11 @@ class Scripted:
         calls.append(call)
         outcome, state.in_flight = script.pop(0)
         return outcome
-warden._quick_starts = Scripted()
+warden._starts = Scripted()
 
 def outcome(end_of_call, *, in_flight=(), **fields):
     "An outcome of the script."
-    made = Outcome(EndOfCall[end_of_call], [], 0, 0, None, 0, 0, None, has_more=False)
+    made = Outcome(EndOfCall[end_of_call], [], 0, None, 0, 0, None, has_more=False)
     script.append((made._replace(**fields), list(in_flight)))
 
 def spawn_message(tag, line):
@@ -59,7 +59,7 @@ def program(tag, line="sleep 60"):
         os.setsid()
         os.execv("/bin/sh", ["sh", "-c", line])
     received = Received(datagram_of(spawn_message(tag, line)), [])
-    return QuickProgram(received, spawn.StartedProgram(pid, False), time.monotonic(), 0.001, None)
+    return StartedProgram(received, pid, False, time.monotonic(), 0.001, None)
 
 def job(tag, line="sleep 60"):
     "A job of the warden, young or old."
@@ -69,13 +69,12 @@ def job(tag, line="sleep 60"):
 def await_end(pid):
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
-def serve():
-    until = time.monotonic() + 5
-    return warden._serve_quickly(until)
+def serve(until=None):
+    warden._serve(time.monotonic() + 5 if until is None else until)
 
 def make_calm():
     "No work is due but that of young jobs."
-    warden._supervisor.work_beside_quick_starts = lambda now: True
+    warden._supervisor.work_beside_starts = lambda now: True
 
 def told():
     "The messages for the daemon."
@@ -105,10 +104,11 @@ flying = program(2)
 outcome("STRANGER_HAS_ENDED", in_flight=[flying], stranger=ended.pid, has_more=True)
 outcome("CALLER_TAKES_ALL")
 make_calm()
-print(serve(), calls, told(), ended.reaped_at is not None, warden._jobs.get(2))
+serve()
+print(calls, told(), ended.reaped_at is not None, warden._jobs.get(2))
 """
     calls = "['serve', 'go on', 'take 0']"
-    assert told(lines) == [f"False {calls} ['Exited 1'] True None"]
+    assert told(lines) == [f"{calls} ['Exited 1'] True None"]
 
 
 def test_an_orphan_that_ends_beside_programs_in_flight_makes_jobs_of_them() -> None:
@@ -120,23 +120,25 @@ await_end(orphan)
 flying = program(2)
 outcome("STRANGER_HAS_ENDED", in_flight=[flying], stranger=orphan, has_more=True)
 make_calm()
-print(serve(), calls, warden._jobs[2].pid == flying.program.pid, warden._has_more_to_reap)
+serve()
+print(calls, warden._jobs[2].pid == flying.pid, warden._has_more_to_reap)
 """
-    assert told(lines) == ["False ['serve', 'take 1'] True True"]
+    assert told(lines) == ["['serve', 'take 1'] True True"]
 
 
 def test_programs_that_are_given_back_become_jobs_and_the_others_go_on() -> None:
     lines = """
 waiting, flying = program(1), program(2)
-outcome("PROGRAMS_WAIT", programs=[waiting], in_flight=[flying], n_received=2)
+outcome("PROGRAMS_WAIT", programs=[waiting], in_flight=[flying])
 outcome("CALLER_TAKES_ALL")
 make_calm()
-print(serve(), calls, [each.tag for each in warden._jobs.values()])
+serve()
+print(calls, [each.tag for each in warden._jobs.values()])
 """
-    assert told(lines) == ["True ['serve', 'go on', 'take 0'] [1]"]
+    assert told(lines) == ["['serve', 'go on', 'take 0'] [1]"]
 
 
-def test_with_a_brake_of_the_quick_starts_all_programs_become_jobs() -> None:
+def test_with_a_brake_of_the_starts_all_programs_become_jobs() -> None:
     lines = """
 waiting, flying = program(1), program(2)
 order = (10, 20)
@@ -160,14 +162,14 @@ outcome("TIME_IS_OVER", in_flight=[flying])
 outcome("TIME_IS_OVER", in_flight=[flying])
 calls.clear()
 serve()
-print(calls, warden._jobs[2].pid == flying.program.pid)
+print(calls, warden._jobs[2].pid == flying.pid)
 """
     assert told(lines) == ["['serve', 'drain', 'take 0'] None", "['serve', 'drain', 'take 1'] True"]
 
 
 def test_a_young_job_is_announced_beside_programs_in_flight() -> None:
     lines = """
-job(1).spawned_at -= 2 * warden._announce_seconds
+job(1).spawned_at -= 2 * warden._traits.announce_seconds
 flying = program(2)
 outcome("TIME_IS_OVER", in_flight=[flying])
 outcome("CALLER_TAKES_ALL")
@@ -185,10 +187,11 @@ def test_an_end_before_a_request_to_kill_is_the_programs_own() -> None:
 ended = job(1, "exit 3")
 await_end(ended.pid)
 request = Received(datagram_of(Kill(1, 0.0, time.monotonic() + 60)), [])
-outcome("CALLER_TAKES_ALL", received=request, n_received=1, has_more=True)
-print(serve(), told(), ended.kill)
+outcome("CALLER_TAKES_ALL", received=request, has_more=True)
+serve()
+print(told(), ended.kill)
 """
-    assert told(lines) == ["True ['Exited 1', 'Killed 1'] None"]
+    assert told(lines) == ["['Exited 1', 'Killed 1'] None"]
 
 
 def test_beside_a_stop_no_job_is_reaped_before_the_programs_in_flight_are_jobs() -> None:
@@ -200,9 +203,36 @@ outcome("STRANGER_HAS_ENDED", in_flight=[flying], stranger=ended.pid, has_more=T
 warden._supervisor._brake = SimpleNamespace(may_have_fired=True, take_stop=lambda: False)
 make_calm()
 warden._supervisor.brake_figures = lambda: None
-print(serve(), calls, told(), warden._jobs[2].pid == flying.program.pid)
+serve()
+print(calls, told(), warden._jobs[2].pid == flying.pid)
 """
-    assert told(lines) == ["False ['serve', 'take 1'] [] True"]
+    assert told(lines) == ["['serve', 'take 1'] [] True"]
+
+
+def test_where_no_call_may_wait_a_program_in_flight_becomes_a_job_at_once() -> None:
+    lines = """
+state.in_flight = [program(1)]
+outcome("TIME_IS_OVER", in_flight=state.in_flight)
+make_calm()
+serve(0.0)
+print(calls, [each.tag for each in warden._jobs.values()])
+"""
+    assert told(lines) == ["['drain', 'take 1'] [1]"]
+
+
+def test_a_start_that_comes_back_is_in_flight_and_the_next_call_goes_on() -> None:
+    lines = """
+flying, started = program(2), []
+request = Received(datagram_of(spawn_message(2, "sleep 60")), [])
+outcome("CALLER_TAKES_ALL", received=request)
+warden._launcher.start = lambda request, descriptors: started.append(request.tag)
+serve()
+state.in_flight = [flying]
+outcome("TIME_IS_OVER")
+serve()
+print(started, calls)
+"""
+    assert told(lines) == ["[2] ['serve', 'take 0', 'go on', 'take 0']"]
 
 
 def test_a_scan_that_memory_calls_for_does_not_wait() -> None:
@@ -214,6 +244,6 @@ supervisor = warden._supervisor
 supervisor.memory.next_sample = 0.0
 supervisor.memory.sample = lambda accounts: True
 serve()
-print(calls, warden._jobs[2].pid == flying.program.pid)
+print(calls, warden._jobs[2].pid == flying.pid)
 """
     assert told(lines) == ["['serve', 'take 1'] True"]
