@@ -36,8 +36,8 @@ from execd.allocator import give_back_memory, limit_arenas
 from execd.engine.assembly import CannotStart
 from execd.engine.engine import Engine
 from execd.engine.executions.command_run import parse_identity
+from execd.engine.files.service import make_base_dir
 from execd.engine.shutdown import CONNECTIONS_SHARE
-from execd.engine.store.own_paths import make_base_dir
 from execd.engine.store.state_dir import StateDirError
 from execd.errors import ExecdError
 

@@ -86,8 +86,8 @@ LAYERS = {
     ),
     "dialects": Layer("config engine api.wire", "msgspec"),
     "server": Layer(
-        "errors config lean_imports logging_setup allocator engine engine.store engine.executions"
-        " api api.wire dialects",
+        "errors config lean_imports logging_setup allocator engine engine.store engine.files"
+        " engine.executions api api.wire dialects",
         "aiohttp uvloop",
     ),
     "command_line": Layer("config", "click"),

@@ -31,6 +31,10 @@ returns descriptors instead of a path. Later changes to names do not matter.
   daemon's own /proc/self/fd/N, to reopen a descriptor.
 * A root may be the whole tree ("/", ``Root.whole_tree``). Then nothing is outside, and the refused
   directories are the only border.
+* The daemon's own directories (``open_own_directory``) are walked by the same loop. A root daemon
+  follows there only links of root, since user code cannot make a link of root. A directory made by
+  root must still belong to root when root opens the directory: otherwise user code has replaced the
+  directory between mkdir and open.
 
 A directory moved out of the root during a walk stays reachable for that single operation. A process
 that can move the directory could have copied the content; no file that was outside before becomes
@@ -44,7 +48,7 @@ import os
 import stat
 from typing import NamedTuple, Self
 
-from execd.errors import InvalidArgument, NotFound, PermissionDenied
+from execd.errors import ExecdError, InvalidArgument, NotFound, PermissionDenied
 from execd.files.paths import denied
 from execd.files.syscalls import is_kernel_interface
 
@@ -89,13 +93,24 @@ def open_and_stat(
 
 
 class Forbidden(NamedTuple):
-    """Files that no walk may touch, identified by device and inode rather than by name."""
+    """Files that a walk may not touch, identified by device and inode rather than by name."""
 
     devices: frozenset[int]
     """st_dev of /proc and /sys: the files there act on the daemon, or show secrets of the daemon to
     a peer. Further mounts of the same type are recognised by statfs, where a walk enters a new
     device."""
     state_dir: Identity | None
+    foreign: bool = False
+    """Links, and directories in the place of new directories, that do not belong to root."""
+
+    def includes(self, fd: int, info: os.stat_result, from_device: int) -> bool:
+        """Whether the file is forbidden, in a walk that comes from a directory of ``from_device``.
+
+        The type of a file system is checked only where the walk enters a new device.
+        """
+        if info.st_dev in self.devices or identity(info) == self.state_dir:
+            return True
+        return info.st_dev != from_device and is_kernel_interface(fd)
 
 
 class _TrailEntry(NamedTuple):
@@ -248,14 +263,14 @@ class ResolvedPath:
         """Whether the walk ended in, or below, that directory."""
         return any(identity(entry.info) == identity(directory) for entry in self._trail)
 
-    def make_directories(self) -> None:
-        """Make all but the last of ``names``, and enter the new directories. Raises TreeChanged,
-        OSError."""
+    def make_directories(self, n_left: int = 1, mode: int = 0o777) -> None:
+        """Make all but the last ``n_left`` of ``names``, and enter the new directories. Raises
+        TreeChanged, OSError."""
         assert self.exists or self.leaf < 0, "a leaf in the way is for the caller to refuse"
-        while len(self.names) > 1:
+        while len(self.names) > n_left:
             name = self.names.pop(0)
             try:
-                os.mkdir(name, 0o777, dir_fd=self.directory)  # less the umask
+                os.mkdir(name, mode, dir_fd=self.directory)  # less the umask
             except FileExistsError:
                 pass  # made since the walk; the next lines check the kind
             except FileNotFoundError:
@@ -265,6 +280,8 @@ class ResolvedPath:
             except (FileNotFoundError, NotADirectoryError):
                 raise TreeChanged from None
             self._enter(fd, info, name)
+            if self.forbidden.foreign and info.st_uid != 0:
+                raise PermissionError(errno.EACCES, "somebody took the name of a new directory")
 
     def _walk_down(self, name: bytes, *, is_followed: bool) -> bytes | None:
         """Walk a single name. Return the text of a symlink, which is not entered, else None."""
@@ -282,15 +299,14 @@ class ResolvedPath:
         if stat.S_ISDIR(info.st_mode):
             self._enter(fd, info, name)
         elif stat.S_ISLNK(info.st_mode) and is_followed:
-            os.close(fd)
             try:
-                # By name again: any link's text is safe to walk, and EINVAL means that the name is
-                # not a link any more.
-                return os.readlink(name, dir_fd=self.directory)
-            except OSError as error:
-                if error.errno in (errno.ENOENT, errno.EINVAL):
-                    raise TreeChanged from None
-                raise
+                if self.forbidden.foreign and info.st_uid != 0:
+                    raise PermissionError(
+                        errno.EACCES, f"a link that belongs to uid {info.st_uid}", name
+                    )
+                return os.readlink(b"", dir_fd=fd)
+            finally:
+                os.close(fd)
         else:
             self.leaf, self.leaf_stat = fd, info
             self.names.append(name)
@@ -353,20 +369,41 @@ class ResolvedPath:
             os.close(entry.fd)
 
     def _refuse_forbidden(self, fd: int, info: os.stat_result, from_device: int) -> None:
-        """Refuse a forbidden file. The type of a file system is checked only where the walk enters
-        a new device.
-
-        Raises PermissionDenied.
-        """
-        if info.st_dev in self.forbidden.devices or identity(info) == self.forbidden.state_dir:
-            raise denied()
-        if info.st_dev != from_device and is_kernel_interface(fd):
+        """Raises PermissionDenied."""
+        if self.forbidden.includes(fd, info, from_device):
             raise denied()
 
     def _drop_leaf(self) -> None:
         if self.leaf >= 0:
             os.close(self.leaf)
             self.leaf, self.leaf_stat = -1, None
+
+
+def open_own_directory(path: str, mode: int) -> int:
+    """Open a directory of the daemon at the absolute ``path`` (O_PATH), made with ``mode`` if
+    missing.
+
+    Missing parents get mode 0755. Raises OSError with the path at fault.
+    """
+    forbidden = Forbidden(frozenset(), None, foreign=os.geteuid() == 0)
+    with ResolvedPath(*open_and_stat(b"/", _STEP | os.O_DIRECTORY), forbidden) as found:
+        try:
+            found.walk(os.fsencode(path))
+            if found.leaf >= 0:
+                raise NotADirectoryError(
+                    errno.ENOTDIR, os.strerror(errno.ENOTDIR), found.names.pop(0)
+                )
+            found.make_directories(mode=0o755)
+            found.make_directories(n_left=0, mode=mode)
+            return os.dup(found.directory)
+        except (ExecdError, TreeChanged) as error:
+            reason = str(error) or "the path changed meanwhile"
+            raise PermissionError(errno.EACCES, reason, path) from None
+        except OSError as error:
+            found.names.clear()
+            place = os.path.join(b"/", found.place, error.filename or b"")
+            error.filename = os.fsdecode(place).rstrip("/")
+            raise
 
 
 def reopen(fd: int, flags: int) -> int:

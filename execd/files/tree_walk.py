@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from execd.files.names import MAX_BATCH_BYTES, Names, next_names
 from execd.files.resolve import TreeChanged, go_down, identity, open_directory
-from execd.files.syscalls import is_kernel_interface
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -153,7 +152,7 @@ class _Walk:
         entered = _Level(child, os.fstat(child))
         self._levels.append(entered)
         refusal: OSError | None = None
-        is_refused = is_forbidden(child, entered.info, above.info.st_dev, self._forbidden)
+        is_refused = self._forbidden.includes(child, entered.info, above.info.st_dev)
         if not is_refused:
             try:
                 if self._on_open is not None:
@@ -235,9 +234,3 @@ def _find_again(levels: list[_Level], parents: list[bytes]) -> None:
                 levels[depth].fd = os.dup(fd)
     finally:
         os.close(fd)
-
-
-def is_forbidden(fd: int, info: os.stat_result, device: int, forbidden: Forbidden) -> bool:
-    if info.st_dev in forbidden.devices or identity(info) == forbidden.state_dir:
-        return True
-    return info.st_dev != device and is_kernel_interface(fd)

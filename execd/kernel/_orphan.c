@@ -10,24 +10,10 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <stddef.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 typedef void hook(void);
-
-/* Whether the kernel has restartable sequences, rseq(2). A process that is made with shared memory
- * has none, the C library's registration notwithstanding, and so have the children. */
-int execd_kernel_has_rseq(void)
-{
-#ifdef SYS_rseq
-    /* No area has the length 0, so nothing is registered. */
-    return syscall(SYS_rseq, NULL, 0, 0, 0) != -1 || errno != ENOSYS;
-#else
-    return 1;
-#endif
-}
 
 /* Fork an orphan. Returns 0 in the caller, or -errno; in the new process the pid of the
  * intermediate process. The hooks are those of Python's own fork: PyOS_BeforeFork and so on. */

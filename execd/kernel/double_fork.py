@@ -31,6 +31,7 @@ Runs in the user's interpreter: standard library only, Python 3.9.
 
 from __future__ import annotations
 
+import errno
 import functools
 import glob
 import os
@@ -38,6 +39,8 @@ import time
 from typing import NamedTuple
 
 LIBRARIES = os.path.join(glob.escape(os.path.dirname(__file__)), "_orphan*.so")
+RSEQ = {"x86_64": 334, "aarch64": 293}
+"""The number of rseq(2), for which the C library has no function."""
 ORPHANED_SECONDS = 10.0
 """Longest wait of a worker for the end of the intermediate process."""
 
@@ -85,7 +88,7 @@ class CheapFork:
     """``fork_orphan`` with one copy of the memory: see ``_orphan.c``."""
 
     def __init__(self) -> None:
-        """Load the library. Raises ImportError, OSError, AttributeError, IndexError."""
+        """Load the library. Raises ImportError, OSError, AttributeError, LookupError."""
         import ctypes
 
         self._library = ctypes.PyDLL(glob.glob(LIBRARIES)[0])  # keeps the GIL, as os.fork does
@@ -93,7 +96,10 @@ class CheapFork:
             ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p)
             for name in ("PyOS_BeforeFork", "PyOS_AfterFork_Child", "PyOS_AfterFork_Parent")
         ]
-        self.kernel_has_rseq = bool(self._library.execd_kernel_has_rseq())
+        libc = ctypes.CDLL(None, use_errno=True)
+        # No area has the length 0, so nothing is registered.
+        libc.syscall(RSEQ[os.uname().machine], None, 0, 0, 0)
+        self.kernel_has_rseq = ctypes.get_errno() != errno.ENOSYS
 
     def __call__(self) -> int | None:
         result: int = self._library.execd_fork_orphan(*self._hooks)
@@ -107,7 +113,7 @@ def find_cheap_fork() -> CheapFork | None:
     """Return the cheap fork, if this interpreter, library and kernel allow one."""
     try:
         fork = CheapFork()
-    except (ImportError, OSError, AttributeError, IndexError):
+    except (ImportError, OSError, AttributeError, LookupError):
         return None
     return None if fork.kernel_has_rseq else fork
 

@@ -24,7 +24,6 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
-#include <grp.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdint.h>
@@ -35,10 +34,8 @@
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/sysinfo.h>
 #include <sys/types.h>
 #include <sys/wait.h>
 #include <termios.h>
@@ -355,40 +352,13 @@ struct clone_request {
     const char *path;
     char *const *argv;
     char *const *envp;
-    const char *uid_map, *gid_map;       /* written by the parent; NULL without a user namespace */
     const char *const *covers;           /* directories to hide under an empty, read-only tmpfs */
     const char *const *cover_dirs;       /* then made inside the covers */
     const char *const *cover_links;      /* pairs: link, target */
     int32_t socket;                      /* becomes descriptor 3, the only one besides 0-2 */
-    int32_t deny_setgroups;              /* for an unprivileged gid_map: user_namespaces(7) */
+    int32_t go, go_end;                  /* a pipe: the child waits for a byte */
+    int32_t report;                      /* takes a struct failure, and is closed by the exec */
 };
-
-static int write_file(const char *path, const char *text)
-{
-    int fd = open(path, O_WRONLY | O_CLOEXEC);
-    if (fd < 0)
-        return -1;
-    ssize_t written = write(fd, text, strlen(text));
-    int error = errno;
-    close(fd);
-    errno = error;
-    return written == (ssize_t)strlen(text) ? 0 : -1;
-}
-
-static int write_maps(const struct clone_request *request, pid_t pid)
-{
-    char path[64];
-    if (request->deny_setgroups) {
-        snprintf(path, sizeof path, "/proc/%d/setgroups", (int)pid);
-        /* No error: gVisor has no such file and needs none; elsewhere gid_map fails next. */
-        (void)write_file(path, "deny");
-    }
-    snprintf(path, sizeof path, "/proc/%d/gid_map", (int)pid);
-    if (request->gid_map && write_file(path, request->gid_map) != 0)
-        return -1;
-    snprintf(path, sizeof path, "/proc/%d/uid_map", (int)pid);
-    return request->uid_map ? write_file(path, request->uid_map) : 0;
-}
 
 enum {
     COVER_FLAGS = MS_NOSUID | MS_NODEV | MS_NOEXEC,
@@ -475,151 +445,49 @@ static void become_warden(const struct clone_request *request, int *report, stru
     TRY(STEP_EXEC, execve(request->path, request->argv, request->envp));
 }
 
-/* Returns the child's pid, or -1. failure->step is STEP_NONE once the warden's program runs. Blocks
- * until the exec or a failure. */
-pid_t execd_clone(const struct clone_request *request, struct failure *failure)
+/* Returns the child's pid, or -1 with errno. The child is the caller's copy until it reads a byte from
+ * `go`: the caller writes the id maps meanwhile. A caller that fails or dies ends the child. */
+pid_t execd_clone(const struct clone_request *request)
 {
-    int go[2] = {-1, -1}, report[2] = {-1, -1};
-    *failure = (struct failure){STEP_NONE, 0};
-    if (request->size != sizeof *request) {
-        *failure = (struct failure){STEP_REQUEST, EINVAL};
+    errno = EINVAL;
+    if (request->size != sizeof *request)
         return -1;
-    }
-    pid_t pid = -1;
-    if (pipe2(go, O_CLOEXEC) != 0 || pipe2(report, O_CLOEXEC) != 0) {
-        *failure = (struct failure){STEP_DESCRIPTORS, errno};
-        goto close_all;
-    }
     sigset_t all, old;
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, &old);
-    pid = (pid_t)syscall(SYS_clone, request->clone_flags | SIGCHLD, NULL, NULL, NULL, NULL);
+    pid_t pid = (pid_t)syscall(SYS_clone, request->clone_flags | SIGCHLD, NULL, NULL, NULL, NULL);
     if (pid == 0) {
         char byte;
-        close(go[1]);
-        if (read(go[0], &byte, 1) == 1) { /* anything else: the parent failed or died */
+        close(request->go_end);
+        if (read(request->go, &byte, 1) == 1) {
             struct failure mine = {STEP_NONE, 0};
-            become_warden(request, &report[1], &mine);
-            (void)!write(report[1], &mine, sizeof mine);
+            int report = request->report;
+            become_warden(request, &report, &mine);
+            (void)!write(report, &mine, sizeof mine);
         }
         _exit(127);
     }
     int error = errno;
     sigprocmask(SIG_SETMASK, &old, NULL);
-    if (pid < 0) {
-        *failure = (struct failure){STEP_FORK, error};
-        goto close_all;
-    }
-    close(report[1]);
-    report[1] = -1;
-    if (write_maps(request, pid) != 0) {
-        *failure = (struct failure){STEP_ID_MAP, errno};
-        goto close_all; /* closing `go` ends the child */
-    }
-    struct failure theirs;
-    ssize_t n;
-    (void)!write(go[1], "", 1);
-    while ((n = read(report[0], &theirs, sizeof theirs)) < 0 && errno == EINTR)
-        ;
-    if (n == (ssize_t)sizeof theirs)
-        *failure = theirs;
-close_all:
-    for (int i = 0; i < 2; i++) {
-        if (go[i] >= 0)
-            close(go[i]);
-        if (report[i] >= 0)
-            close(report[i]);
-    }
+    errno = error;
     return pid;
 }
 
-/* For threads of the daemon that touch files for a caller: the kernel judges later file operations
- * of the thread as that user's, and new files belong to that user. Raw system calls change the
- * calling thread only (glibc's change all threads). Only the effective ids change: the real and
- * saved ids stay root's, and keep processes of that user from signaling or tracing the daemon. */
-int execd_act_as(uid_t uid, gid_t gid, size_t n_groups, const uint32_t *groups)
-{
-    if (syscall(SYS_setgroups, n_groups, groups) != 0)
-        return -1;
-    if (syscall(SYS_setresgid, (gid_t)-1, gid, (gid_t)-1) != 0)
-        return -1;
-    return (int)syscall(SYS_setresuid, (uid_t)-1, uid, (uid_t)-1);
-}
+/* Numbers of system calls that spawn.py makes for a single thread. */
+const long execd_syscalls[] = {SYS_setgroups, SYS_setresgid, SYS_setresuid, SYS_sched_setattr};
 
-/* For the warden: what FLAG_IS_PREPARED says. KILL and STOP cannot be blocked, and glibc leaves its
- * own two signals out; none of the four has a handler. */
-int execd_prepare(void)
-{
-    sigset_t all;
-    sigfillset(&all);
-    if (sigprocmask(SIG_SETMASK, &all, NULL) != 0 || default_signals() != 0)
-        return -1;
-    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-}
-
-/* For the warden: a descriptor that is readable while SIGCHLD, which is blocked, waits. Each read
- * takes the signals: signalfd(2). */
-int execd_open_child_signals(void)
-{
-    sigset_t child;
-    sigemptyset(&child);
-    sigaddset(&child, SIGCHLD);
-    return signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
-}
-
-/* For the warden: close its /proc files and memory to processes of the same user, where the kernel
- * honours the setting. */
-int execd_set_undumpable(void)
-{
-    return prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
-}
-
-/* Request short turns of the CPU, for this thread and none of its children: sched_setattr(2), since
- * Linux 6.12. The scheduler (EEVDF) prefers the thread with the smallest request, so a few bytes of
- * answer need not wait for a turn of each of a thousand busy processes. Older kernels ignore the
- * request, gVisor has no such call: no error. */
-void execd_ask_for_short_turns(uint64_t nanoseconds)
-{
-    struct {
-        uint32_t size, policy;
-        uint64_t flags;
-        int32_t nice;
-        uint32_t priority;
-        uint64_t runtime, deadline, period;
-    } attributes = {
-        .size = sizeof attributes,
-        .policy = SCHED_OTHER,
-        .flags = 1, /* SCHED_FLAG_RESET_ON_FORK */
-    };
-    errno = 0;
-    attributes.nice = getpriority(PRIO_PROCESS, 0);
-    attributes.runtime = nanoseconds;
-    if (errno == 0)
-        (void)syscall(SYS_sched_setattr, 0, &attributes, 0);
-}
-
-/* Tasks of the machine; in gVisor those of the caller's PID namespace. */
-int execd_count_tasks(void)
-{
-    struct sysinfo found;
-    return sysinfo(&found) == 0 ? found.procs : 0;
-}
-
-/* Give the caller a dead child, an orphan of process group `group`: see warden/hangups.py. Returns
- * the pid, for the caller to reap, or -1 with errno.
+/* Give the caller an orphan of process group `group` as a child, which ends at once: see
+ * warden/hangups.py. Returns the pid, for the caller to kill and to reap, or -1 with errno. The
+ * caller is prepared (execd_spawn), so no handler can run in the child with the caller's memory.
  *
  * The orphan's parent borrows the caller's memory (vfork), and ends at once. The orphan is a copy,
- * so its parent need not wait for a child that user code may stop. The caller kills the orphan: a
- * stopped process dies of SIGKILL too. `orphan` is written by the kernel before the parent goes on,
- * so the caller knows the pid even if user code kills the parent. */
+ * so its parent need not wait for a child that user code may stop. `orphan` is written by the
+ * kernel before the parent goes on, so the caller knows the pid even if user code kills the
+ * parent. */
 pid_t execd_add_orphan(pid_t group)
 {
-    sigset_t all, old;
-    siginfo_t found;
     pid_t orphan = 0;
-    volatile int error = 0;
-    sigfillset(&all);
-    sigprocmask(SIG_SETMASK, &all, &old);
+    volatile int error = ECHILD; /* user code killed the parent */
     pid_t parent = vfork();
     if (parent == 0) {
         /* A raw call: glibc's fork runs handlers that are made for another thread. */
@@ -633,20 +501,6 @@ pid_t execd_add_orphan(pid_t group)
     else
         while (waitpid(parent, NULL, 0) < 0 && errno == EINTR)
             ;
-    if (orphan > 0) {
-        (void)kill(orphan, SIGKILL);
-        while (waitid(P_PID, (id_t)orphan, &found, WEXITED | WNOWAIT) < 0 && errno == EINTR)
-            ;
-    } else if (error == 0)
-        error = ECHILD; /* user code killed the parent */
-    sigprocmask(SIG_SETMASK, &old, NULL);
     errno = error;
-    return error == 0 ? orphan : -1;
-}
-
-/* Orphaned descendants become children of this process instead of the init's: prctl(2),
- * PR_SET_CHILD_SUBREAPER. */
-int execd_set_subreaper(void)
-{
-    return prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+    return orphan > 0 ? orphan : -1;
 }

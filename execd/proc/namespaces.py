@@ -66,19 +66,21 @@ class Started(NamedTuple):
     reaped."""
 
 
-def _plan() -> tuple[str, int, spawn.IdMaps | None]:
+def _plan() -> tuple[str, int, Mapping[str, str]]:
     """Return the shape, the flags of clone(2) and the id maps for this daemon's rights."""
     if os.geteuid() != 0:
-        maps = spawn.IdMaps(
-            f"{os.geteuid()} {os.geteuid()} 1", f"{os.getegid()} {os.getegid()} 1", True
-        )
+        maps = {
+            "setgroups": "deny",
+            "gid_map": f"{os.getegid()} {os.getegid()} 1",
+            "uid_map": f"{os.geteuid()} {os.geteuid()} 1",
+        }
         return "user+pid+mount", spawn.CLONE_NEWUSER | spawn.CLONE_NEWPID, maps
     if self_process.capabilities("CapEff") >> CAP_SYS_ADMIN & 1:
-        return "pid+mount", spawn.CLONE_NEWPID, None
+        return "pid+mount", spawn.CLONE_NEWPID, {}
     return (
         "user+pid+mount",
         spawn.CLONE_NEWUSER | spawn.CLONE_NEWPID,
-        spawn.IdMaps(_WHOLE_RANGE, _WHOLE_RANGE, False),
+        {"gid_map": _WHOLE_RANGE, "uid_map": _WHOLE_RANGE},
     )
 
 
@@ -130,7 +132,7 @@ def start(end: socket.socket, view: View, policy: str, module: str) -> Started:
         env=env,
         socket=end.fileno(),
         clone_flags=0,
-        id_maps=None,
+        id_maps={},
         unshare_mounts=False,
         covers=[],
         cover_dirs=[],

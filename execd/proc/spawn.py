@@ -7,9 +7,12 @@ ctypes releases the GIL around each call, so the daemon answers while a clone wa
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 import os
 import signal
+import struct
 from importlib.machinery import EXTENSION_SUFFIXES
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -101,13 +104,13 @@ class _CloneRequest(ctypes.Structure):
         ("path", ctypes.c_char_p),
         ("argv", _Strings),
         ("envp", _Strings),
-        ("uid_map", ctypes.c_char_p),
-        ("gid_map", ctypes.c_char_p),
         ("covers", _Strings),
         ("cover_dirs", _Strings),
         ("cover_links", _Strings),
         ("socket", ctypes.c_int32),
-        ("deny_setgroups", ctypes.c_int32),
+        ("go", ctypes.c_int32),
+        ("go_end", ctypes.c_int32),
+        ("report", ctypes.c_int32),
     )
 
 
@@ -115,24 +118,24 @@ def load_library() -> ctypes.CDLL:
     """Load the project's C: the functions of this module, and the functions of ``brake``."""
     folder = os.path.dirname(os.path.abspath(__file__))
     library = ctypes.CDLL(os.path.join(folder, "_spawn" + EXTENSION_SUFFIXES[0]), use_errno=True)
-    library.execd_act_as.argtypes = [
-        ctypes.c_uint32,
-        ctypes.c_uint32,
-        ctypes.c_size_t,
-        ctypes.POINTER(ctypes.c_uint32),
-    ]
-    library.execd_clone.argtypes = [ctypes.POINTER(_CloneRequest), ctypes.POINTER(FailureFields)]
-    library.execd_count_tasks.argtypes = []
-    library.execd_ask_for_short_turns.argtypes = [ctypes.c_uint64]
-    library.execd_ask_for_short_turns.restype = None
+    library.execd_clone.argtypes = [ctypes.POINTER(_CloneRequest)]
     return library
 
 
 _library = load_library()
-_ptrace = ctypes.CDLL(None, use_errno=True).ptrace
-_ptrace.argtypes = [ctypes.c_long, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p]
-_ptrace.restype = ctypes.c_long
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
+_libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p]
+_libc.ptrace.restype = ctypes.c_long
 _PTRACE_DETACH = 17
+# sysinfo(2): ten longs, the number of tasks, and 30 bytes more. Any thread may write here.
+_sysinfo = (ctypes.c_uint16 * 64)()
+_N_TASKS = 40
+_PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 4, 36, 38
+_SCHED_RESET_ON_FORK = 1
+_SETGROUPS, _SETRESGID, _SETRESUID, _SCHED_SETATTR = (ctypes.c_long * 4).in_dll(
+    _library, "execd_syscalls"
+)
 
 
 def _strings(items: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
@@ -163,28 +166,21 @@ def _id(number: int | None) -> int:
     return number
 
 
-class IdMaps(NamedTuple):
-    """Contents of /proc/PID/{uid,gid}_map, see user_namespaces(7)."""
-
-    uid_map: str
-    gid_map: str
-    deny_setgroups: bool
-
-
 def clone(
     *,
     argv: Sequence[str],
     env: Mapping[str, str],
     socket: int,
     clone_flags: int,
-    id_maps: IdMaps | None,
+    id_maps: Mapping[str, str],
     unshare_mounts: bool,
     covers: Sequence[str],
     cover_dirs: Sequence[str],
     cover_links: Sequence[tuple[str, str]],
 ) -> int:
     """Start the warden with ``socket`` as its descriptor 3, in the requested namespaces; return its
-    pid.
+    pid. ``id_maps``: contents of files in the child's /proc/PID by name, in this order; see
+    user_namespaces(7).
 
     All or nothing: raises StepFailed when any step fails. Blocks until the program runs: 2 ms
     natively, 50 ms in gVisor.
@@ -196,16 +192,12 @@ def clone(
         path=_string(argv[0]),
         argv=_strings(argv),
         envp=_strings([f"{name}={value}" for name, value in env.items()]),
-        uid_map=id_maps.uid_map.encode() if id_maps else None,
-        gid_map=id_maps.gid_map.encode() if id_maps else None,
         covers=_strings(covers),
         cover_dirs=_strings(cover_dirs),
         cover_links=_strings([text for pair in cover_links for text in pair]),
         socket=socket,
-        deny_setgroups=bool(id_maps and id_maps.deny_setgroups),
     )
-    failure = FailureFields()
-    pid: int = _library.execd_clone(ctypes.byref(request), ctypes.byref(failure))
+    pid, failure = _clone(request, id_maps)
     if failure.step:
         step = STEP_NAMES[failure.step]
         places = {
@@ -213,9 +205,43 @@ def clone(
             "mount_proc": "/proc",
             **dict.fromkeys(("cover", "cover_content"), ":".join(covers)),
         }
-        raise StepFailed(step, failure.error, pid if pid > 0 else None, places.get(step))
-    assert pid > 0, "without a failed step there is a child"
+        raise StepFailed(step, failure.error, pid, places.get(step))
     return pid
+
+
+def _clone(request: _CloneRequest, id_maps: Mapping[str, str]) -> tuple[int, FailureFields]:
+    """Return the child's pid, and the failed step once the child runs the program or has failed.
+    Raises StepFailed before the child has begun, OSError."""
+    fds: list[int] = []
+    try:
+        fds += os.pipe()
+        fds += os.pipe()
+        request.go, request.go_end, told, request.report = fds
+        pid: int = _library.execd_clone(request)
+        if pid < 0:
+            raise StepFailed("fork", ctypes.get_errno(), None)
+        os.close(fds.pop())  # the exec closes the child's, and the read ends
+        try:
+            _write_id_maps(pid, id_maps)
+        except OSError as error:
+            raise StepFailed("id_map", error.errno or errno.EIO, pid) from error
+        with contextlib.suppress(BrokenPipeError):  # somebody killed the child
+            os.write(request.go_end, b"\0")
+        report = os.read(told, ctypes.sizeof(FailureFields))
+        return pid, FailureFields.from_buffer_copy(report) if report else FailureFields()
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def _write_id_maps(pid: int, id_maps: Mapping[str, str]) -> None:
+    """Raises OSError."""
+    for name, text in id_maps.items():
+        path = f"/proc/{pid}/{name}"
+        if name == "setgroups" and not os.path.exists(path):
+            continue  # gVisor has no such file, and needs none; elsewhere gid_map fails next
+        with open(os.open(path, os.O_WRONLY | os.O_CLOEXEC), "w") as file:
+            file.write(text)
 
 
 def act_as(identity: Identity) -> None:
@@ -226,16 +252,26 @@ def act_as(identity: Identity) -> None:
     """
     groups = identity.groups or ()
     array = (ctypes.c_uint32 * len(groups))(*map(_id, groups))
-    _check(_library.execd_act_as(_id(identity.uid), _id(identity.gid), len(groups), array))
+    # The C library's functions change all threads. The real and saved ids stay root's, and keep
+    # processes of that user from signaling or tracing the daemon.
+    _check(_libc.syscall(_SETGROUPS, len(groups), array))
+    _check(_libc.syscall(_SETRESGID, -1, _id(identity.gid), -1))
+    _check(_libc.syscall(_SETRESUID, -1, _id(identity.uid), -1))
 
 
 def request_short_turns() -> None:
     """Have the calling thread, and none of its children, run soon and briefly beside many busy
-    processes.
+    processes: sched_setattr(2), since Linux 6.12.
 
-    Effective since Linux 6.12.
+    The scheduler (EEVDF) prefers the thread with the smallest request, so a few bytes of answer
+    need not wait for a turn of each of a thousand busy processes. Older kernels ignore the request,
+    gVisor has no such call: no error.
     """
-    _library.execd_ask_for_short_turns(SHORT_TURN_NANOSECONDS)
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    attributes = struct.pack(
+        "=IIQiIQQQ", 48, os.SCHED_OTHER, _SCHED_RESET_ON_FORK, nice, 0, SHORT_TURN_NANOSECONDS, 0, 0
+    )
+    _libc.syscall(_SCHED_SETATTR, 0, attributes, 0)
 
 
 def count_tasks() -> int:
@@ -243,27 +279,32 @@ def count_tasks() -> int:
 
     Natively of the whole machine, in gVisor of the caller's PID namespace.
     """
-    count: int = _library.execd_count_tasks()
-    return count
+    _libc.sysinfo(_sysinfo)
+    return _sysinfo[_N_TASKS]
 
 
 def prepare() -> None:
     """Set no_new_privs (prctl(2)), block every signal for this thread and threads started later,
-    and set the default action of every signal.
+    and set the default action of every signal. Only in the main thread.
 
     Blocked and not ignored: exec passes on "ignored", and each child would have to undo 62 signals.
-    Python's own signal handlers go too. Raises OSError.
+    Python's own signal handlers go too. ``execd_clone`` has reset the two signals that only the C
+    library may set. Raises OSError.
     """
-    _check(_library.execd_prepare())
+    signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
+    _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 
 
 def open_child_signals() -> int:
     """Return a descriptor that is readable while SIGCHLD waits in a process that blocks SIGCHLD.
 
-    A read takes the signals. Raises OSError.
+    A read takes the signals: signalfd(2). Raises OSError.
     """
-    fd: int = _library.execd_open_child_signals()
-    _check(0 if fd >= 0 else -1)
+    child = (1 << (signal.SIGCHLD - 1)).to_bytes(128, "little")  # sigset_t of the C library
+    fd: int = _libc.signalfd(-1, child, os.O_CLOEXEC | os.O_NONBLOCK)
+    _check(min(fd, 0))
     return fd
 
 
@@ -272,12 +313,12 @@ def set_undumpable() -> None:
 
     gVisor honours the setting in part only.
     """
-    _check(_library.execd_set_undumpable())
+    _check(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
 
 
 def set_subreaper() -> None:
     """Make orphaned descendants children of this process. Raises OSError."""
-    _check(_library.execd_set_subreaper())
+    _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 
 
 def add_orphan(group: int) -> int:
@@ -286,6 +327,8 @@ def add_orphan(group: int) -> int:
     assert group > 1
     pid: int = _library.execd_add_orphan(group)
     _check(min(pid, 0))
+    os.kill(pid, signal.SIGKILL)  # a stopped process dies of SIGKILL too
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     return pid
 
 
@@ -295,7 +338,7 @@ def detach_traced(pid: int, number: int) -> None:
     The child gets ``number``, the signal of its stop, unless the signal is SIGTRAP: the kernel
     sends SIGTRAP at exec for the tracer, and SIGTRAP kills an untraced process. Raises OSError.
     """
-    _check(_ptrace(_PTRACE_DETACH, pid, None, 0 if number == signal.SIGTRAP else number))
+    _check(_libc.ptrace(_PTRACE_DETACH, pid, None, 0 if number == signal.SIGTRAP else number))
 
 
 def _check(result: int) -> None:

@@ -207,8 +207,7 @@ def test_only_a_daemon_that_is_not_root_gives_up_the_groups_of_its_commands(
     monkeypatch.setattr(os, "geteuid", lambda: uid)
     monkeypatch.setattr(self_process, "capabilities", lambda _: 0)
     shape, _, maps = namespaces._plan()
-    assert maps is not None
-    assert (shape, maps.deny_setgroups) == ("user+pid+mount", denies)
+    assert (shape, "setgroups" in maps) == ("user+pid+mount", denies)
 
 
 @pytest.mark.root

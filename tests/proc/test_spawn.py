@@ -16,7 +16,7 @@ import pytest
 
 from execd.proc import spawn
 from execd.proc.program_block import DirectProgram, pack
-from execd.proc.spawn import Identity, IdMaps, Limit, StepFailed
+from execd.proc.spawn import Identity, Limit, StepFailed
 from tests.proc import spawning
 
 if TYPE_CHECKING:
@@ -645,7 +645,7 @@ def clone(**options: Any) -> int:
                 "env": PATH,
                 "socket": 2,
                 "clone_flags": 0,
-                "id_maps": None,
+                "id_maps": {},
                 "unshare_mounts": False,
                 "covers": [],
                 "cover_dirs": [],
@@ -660,7 +660,11 @@ def namespaces() -> dict[str, Any]:
     """Return flags and maps allowed for this user."""
     if os.geteuid() == 0:
         return {"clone_flags": spawn.CLONE_NEWPID, "unshare_mounts": True}
-    maps = IdMaps(f"{os.geteuid()} {os.geteuid()} 1", f"{os.getegid()} {os.getegid()} 1", True)
+    maps = {
+        "setgroups": "deny",
+        "gid_map": f"{os.getegid()} {os.getegid()} 1",
+        "uid_map": f"{os.geteuid()} {os.geteuid()} 1",
+    }
     return {
         "clone_flags": spawn.CLONE_NEWUSER | spawn.CLONE_NEWPID,
         "id_maps": maps,
@@ -732,7 +736,7 @@ def test_a_cover_hides_a_directory_and_shows_what_was_asked_for_read_only(tmp_pa
         ({**namespaces(), "covers": ["/tmp"], "cover_dirs": ["/tmp/a/b"]}, "cover_content"),
         ({**namespaces(), "covers": ["/tmp"], "cover_links": [("/tmp/a/b", "/")]}, "cover_content"),
         (
-            {"clone_flags": spawn.CLONE_NEWUSER, "id_maps": IdMaps("not a map", "not a map", True)},
+            {"clone_flags": spawn.CLONE_NEWUSER, "id_maps": {"gid_map": "not a map"}},
             "id_map",
         ),
         ({"clone_flags": 0x10000}, "fork"),  # CLONE_THREAD, alone: EINVAL

@@ -974,7 +974,7 @@ def test_a_warden_out_of_descriptors_fails_the_spawn_and_lives(padding: int) -> 
             env={},
             socket=theirs.fileno(),
             clone_flags=0,
-            id_maps=None,
+            id_maps={},
             unshare_mounts=False,
             covers=[],
             cover_dirs=[],

@@ -21,12 +21,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
+import functools
 import os
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from msgspec.structs import replace
 
-from execd.engine.files.threads import FileThreads
+from execd.engine.files.threads import FileThreads, as_user
 from execd.engine.files.transfers import (
     OpenedFile,
     OpenedListing,
@@ -42,6 +44,7 @@ from execd.files.archive.tree import UnpackingLimits
 
 # Exported to the dialects, which must not import from the layer ``files``.
 from execd.files.read import FileKind as FileKind  # noqa: TC001  # msgspec reads it
+from execd.files.resolve import open_own_directory
 from execd.files.root import Root, retry_on_change
 from execd.files.watch.changes import ChangeKind as ChangeKind
 from execd.files.watch.changes import LostChanges as LostChanges
@@ -49,7 +52,7 @@ from execd.model import NO_PRECONDITION
 from execd.proc.spawn import KEEP_IDENTITY, Identity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
     # Exported likewise.
     from execd.files.copy import Copied
@@ -81,6 +84,19 @@ TEMPORARY_NAME = ".tmp"
 SMALL_UNPACKING = UnpackingLimits(max_bytes=1 << 30, max_entries=100_000)
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def _on_thread(
+    function: Callable[Concatenate[Root, P], T],
+) -> Callable[Concatenate[Files, P], Coroutine[Any, Any, T]]:
+    """Make a method of a short function of ``execd.files`` on a root."""
+
+    @functools.wraps(function)
+    async def run(files: Files, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await files._threads.run(lambda: function(files._root, *args, **kwargs))
+
+    return run
 
 
 class Files:
@@ -157,9 +173,12 @@ class Files:
         )
         return OpenedListing(self._threads, opened, self._large_listings)
 
-    async def describe(self, path: str, *, follow: bool = True) -> Description:
-        """Describe the file at the path; without ``follow``, a link itself. Raises NotFound."""
-        return await self._threads.run(lambda: read.describe(self._root, path, follow=follow))
+    describe = _on_thread(read.describe)
+    exists = _on_thread(read.exists)
+    make_directory = _on_thread(change.make_directory)
+    move = _on_thread(change.move)
+    change_mode = _on_thread(change.change_mode)
+    change_owner = _on_thread(change.change_owner)
 
     async def open_or_describe(self, path: str) -> OpenedFile | Description:
         """Open a regular file, for use in ``async with``; describe a file of another type.
@@ -170,10 +189,6 @@ class Files:
             lambda: read.open_or_describe(self._root, path), undo=_close
         )
         return OpenedFile(self._threads, found) if isinstance(found, read.RegularFile) else found
-
-    async def exists(self, path: str) -> bool:
-        """Whether a file of any type is at ``path``, links followed."""
-        return await self._threads.run(lambda: read.exists(self._root, path))
 
     async def create(
         self,
@@ -250,26 +265,6 @@ class Files:
             lambda *_: change.remove(
                 self._root, path, recursive=recursive, precondition=precondition
             )
-        )
-
-    async def make_directory(
-        self, path: str, *, mode: int | None = None, parents: bool = True
-    ) -> None:
-        """Make a directory. ``parents``: make missing parents, and accept an existing directory.
-
-        Raises Conflict, NotFound, NoSpace, ReadOnly.
-        """
-        await self._threads.run(
-            lambda: change.make_directory(self._root, path, mode=mode, parents=parents)
-        )
-
-    async def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
-        """Rename ``source`` to ``target``. Missing parents of ``target`` are made.
-
-        Raises NotFound, Conflict, ReadOnly.
-        """
-        await self._threads.run(
-            lambda: change.move(self._root, source, target, overwrite=overwrite)
         )
 
     async def copy(self, source: str, target: str, *, overwrite: bool = False) -> Copied:
@@ -416,17 +411,6 @@ class Files:
             )
         )
 
-    async def change_mode(self, path: str, mode: int) -> None:
-        """Set the permission bits. Raises NotFound, ReadOnly."""
-        await self._threads.run(lambda: change.change_mode(self._root, path, mode))
-
-    async def change_owner(self, path: str, uid: int | None, gid: int | None) -> None:
-        """Set the owner and the group; None keeps the number.
-
-        Raises NotFound, ReadOnly, PermissionDenied (only root gives files away).
-        """
-        await self._threads.run(lambda: change.change_owner(self._root, path, uid, gid))
-
     async def ensure_base_dir(self) -> None:
         """Make the base dir if missing. The other methods do so by themselves."""
         await self._threads.run(lambda: retry_on_change(self._root.ensure, self._root.base_dir))
@@ -471,3 +455,37 @@ class Files:
 def _close(found: read.RegularFile | Description) -> None:
     if isinstance(found, read.RegularFile):
         found.close()
+
+
+def make_base_dir(path: str, identity: Identity) -> None:
+    """Make the base dir if missing; a new base dir belongs to the user.
+
+    The daemon makes the directory as the user, if the user may. Otherwise root makes the directory,
+    but only in a parent under root's control alone. There user code cannot replace the new
+    directory between mkdir and chown. Raises OSError if the user cannot enter the base dir.
+    """
+    try:
+        as_user(identity, lambda: _make_and_enter(path))
+    except PermissionError:
+        if identity == KEEP_IDENTITY or os.path.exists(path):
+            raise
+        parent = open_own_directory(os.path.dirname(path), 0o755)
+        try:
+            info = os.fstat(parent)
+            if info.st_uid != 0 or info.st_mode & 0o022:
+                raise
+            name = os.path.basename(path)
+            os.mkdir(name, 0o755, dir_fd=parent)
+            os.chown(
+                name, identity.uid or 0, identity.gid or 0, dir_fd=parent, follow_symlinks=False
+            )
+        finally:
+            os.close(parent)
+        as_user(identity, lambda: _make_and_enter(path))
+
+
+def _make_and_enter(path: str) -> None:
+    place = os.path.realpath(path)
+    os.makedirs(place, exist_ok=True)
+    if not os.access(place, os.X_OK, effective_ids=True):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), place)

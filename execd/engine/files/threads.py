@@ -35,6 +35,22 @@ COPY_WAIT_SECONDS = 1.0
 T = TypeVar("T")
 
 
+def as_user(identity: Identity, call: Callable[[], T]) -> T:
+    """Run ``call`` in a thread with the user's file rights, and return the result. Blocking.
+
+    Raises the errors of ``call``, and OSError if the daemon cannot act as the user.
+    """
+    if identity == KEEP_IDENTITY:
+        return call()
+
+    def run() -> T:
+        act_as(identity)
+        return call()
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(run).result()
+
+
 class FileThreads:
     """An executor for file calls. After ``close``, every call may raise Unavailable."""
 

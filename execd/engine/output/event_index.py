@@ -186,23 +186,13 @@ class EventIndex:
     def _pieces(self, position: int, sequence: int, max_pieces: int) -> list[Event]:
         """Return the pieces of an event above ``sequence``."""
         last, kind, offset, size_bytes = self._at(position)
-        count = self._n_numbered(position)
-        end = offset + size_bytes
+        before = max(sequence, last - _n_pieces(kind, size_bytes))
         found = []
-        for number in range(max(sequence, last - count) + 1, last + 1)[:max_pieces]:
-            # Without a number for each piece, the first piece is longer.
-            is_first = number == last - count + 1
-            start = offset if is_first else end - (last - number + 1) * PIECE_BYTES
-            stop = end - (last - number) * PIECE_BYTES
+        for number in range(before + 1, last + 1)[:max_pieces]:
+            stop = offset + size_bytes - (last - number) * PIECE_BYTES
+            start = max(offset, stop - PIECE_BYTES)
             found.append(Event(number, kind, start, stop - start))
         return found
-
-    def _n_numbered(self, position: int) -> int:
-        """Count the pieces of an event that have numbers. A daemon of an older version gave one
-        number to each event."""
-        before = self._sequences[position - 1] if position else self._trimmed
-        n_pieces = _n_pieces(self._kinds[position], self._sizes[position])
-        return min(n_pieces, self._sequences[position] - before)
 
     def can_resume(self, sequence: int) -> bool:
         """Whether the event after ``sequence`` begins where the event ``sequence`` ended."""
@@ -211,7 +201,8 @@ class EventIndex:
         if sequence == self._trimmed:
             return True
         position = bisect_left(self._sequences, sequence)
-        return sequence > self._sequences[position] - self._n_numbered(position)
+        n_pieces = _n_pieces(self._kinds[position], self._sizes[position])
+        return sequence > self._sequences[position] - n_pieces
 
     def next_offset(self, kind: Kind, sequence: int) -> int | None:
         """Return the offset of the next event of ``kind`` after ``sequence``. None: no event."""

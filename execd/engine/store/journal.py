@@ -62,7 +62,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     """The argument list, if the caller sent a list."""
     limits: Limits | None = None
     timeout_seconds: float | None = None
-    """The limits that apply. None: recorded by a daemon that did not record limits."""
+    """The limits that apply. None: unknown, as the line is damaged (``_unknown_begin``)."""
 
 
 class JournaledDisplay(msgspec.Struct, frozen=True):
@@ -93,7 +93,7 @@ class End(msgspec.Struct, frozen=True, tag="end"):
     """The packed index of the log: readers may resume at its numbers under later daemons too."""
     key: str | None = None
     payload: str = ""
-    """As in ``Begin``, whose line may be damaged. Empty: recorded by an older daemon."""
+    """As in ``Begin``, whose line may be damaged."""
 
 
 class MemoryShortage(msgspec.Struct, frozen=True, tag="memory_shortage"):
@@ -160,8 +160,8 @@ def encode(record: Record) -> bytes:
     return b"%08x %08x %b\n" % (len(body), zlib.crc32(body), body)
 
 
-_HEADER = re.compile(rb"(?:([0-9a-f]{8}) )?([0-9a-f]{8}) (?=\{)")
-"""Length and checksum. Older versions wrote no length."""
+_HEADER = re.compile(rb"([0-9a-f]{8}) ([0-9a-f]{8}) (?=\{)")
+"""Length and checksum."""
 
 
 class Decoded(NamedTuple):
@@ -206,15 +206,11 @@ def _next_record(data: bytes, position: int) -> tuple[Record, int, int] | None:
     for header in _HEADER.finditer(data, position):
         length, checksum = header.groups()
         start = header.end()
-        # A length may be damaged, or be no length at all: bytes of the line before.
-        places = [(header.start(2), data.find(b"\n", start))]
-        if length is not None:
-            places.insert(0, (header.start(), start + int(length, 16)))
-        for begin, end in places:
-            body = data[start:end]
-            if start <= end < len(data) and int(checksum, 16) == zlib.crc32(body):
-                with contextlib.suppress(msgspec.DecodeError, RecursionError):
-                    return _decoder.decode(body), begin, end + 1
+        end = start + int(length, 16)  # perhaps damaged
+        body = data[start:end]
+        if end < len(data) and int(checksum, 16) == zlib.crc32(body):
+            with contextlib.suppress(msgspec.DecodeError, RecursionError):
+                return _decoder.decode(body), header.start(), end + 1
     return None
 
 

@@ -18,8 +18,8 @@ be able to rename a directory above the folder, and so decide what lies at the p
 * Removed, and user code has namespaces: a new folder would lie at the path without a cover, so
   executions keep their output in memory only until the next warden covers a new folder.
 
-A root daemon walks to the path by the rules of ``own_paths``, takes write permission on the folder
-from all users except root, and refuses a folder of the user that commands run as.
+A root daemon walks to the path by the rules of ``files.resolve``, takes write permission on the
+folder from all users except root, and refuses a folder of the user that commands run as.
 
 Threads. ``ensure`` is called by the journal's thread, by the spools' threads and by the loop's
 thread; a lock serialises the calls. ``dir_fd`` keeps its number when another folder takes the place
@@ -36,8 +36,7 @@ import stat
 import threading
 from typing import TYPE_CHECKING
 
-from execd.engine.store.own_paths import open_directory
-from execd.files.resolve import open_directory as open_without_links
+from execd.files.resolve import open_directory, open_own_directory
 from execd.proc.namespaces import View
 
 if TYPE_CHECKING:
@@ -180,7 +179,7 @@ class StateFolder:
 
     def remove_logs(self, except_of: Container[str]) -> None:
         """Remove the logs of a former daemon, except those of the executions in its journal."""
-        logs = open_without_links(b"logs", self.dir_fd)
+        logs = open_directory(b"logs", self.dir_fd)
         try:
             for name in os.listdir(logs):
                 if name.rpartition(".")[0] not in except_of:
@@ -240,7 +239,7 @@ def _open_folder(path: str, commands_uid: int | None) -> int:
     the right to rename ``logs`` would choose the files that root writes and removes. Raises
     OSError; EACCES for a folder of the user that commands run as.
     """
-    folder = open_directory(path, 0o711)
+    folder = open_own_directory(path, 0o711)
     try:
         info = os.fstat(folder)
         if os.geteuid() == 0:

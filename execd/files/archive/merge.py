@@ -27,7 +27,6 @@ from execd.files.copy import copy_tree
 from execd.files.mounts import mount_points
 from execd.files.paths import blame, decode, denied
 from execd.files.resolve import TreeChanged, open_directory
-from execd.files.tree_walk import is_forbidden
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -187,7 +186,7 @@ class Merge:
         try:
             self._modes.pop(below.path, None)
             if below.path in self._mount_points and os.listdir(below.source):
-                if is_forbidden(below.target, os.fstat(below.target), -1, self._forbidden):
+                if self._forbidden.includes(below.target, os.fstat(below.target), -1):
                     raise denied()
                 if is_trial:
                     self._copy_to_mount(below)

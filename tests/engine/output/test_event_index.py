@@ -10,7 +10,6 @@ from execd.engine.output.event_index import (
     EVENT_BYTES,
     MERGED_BYTES,
     PIECE_BYTES,
-    Event,
     EventIndex,
     Kind,
 )
@@ -102,19 +101,6 @@ def test_a_reader_goes_on_behind_each_piece_whenever_the_reader_got_the_piece(
             if number in newest:
                 assert begin == newest[number][kind]
     assert not index.can_resume(index.last_sequence + 1)
-
-
-def test_an_index_of_a_version_without_numbers_of_pieces_is_read() -> None:
-    index = EventIndex(10)
-    index.append(Kind.STARTED)
-    index.append(Kind.STDOUT, 0, 5)
-    index._kinds.append(Kind.STDOUT)
-    index._offsets.append(5)
-    index._sizes.append(3 * PIECE_BYTES)
-    index._sequences.append(3)
-    again = EventIndex.unpack(index.pack())
-    assert again.after(2, 10) == [Event(3, Kind.STDOUT, 5, 3 * PIECE_BYTES)]
-    assert [again.can_resume(number) for number in range(5)] == [True] * 4 + [False]
 
 
 @pytest.mark.parametrize(

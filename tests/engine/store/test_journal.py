@@ -84,12 +84,10 @@ HARM = st.tuples(
 """Where bytes are replaced, how many, and by which bytes. A piece of another record may come in."""
 
 
-@given(LINES, st.lists(HARM, min_size=1, max_size=3), st.booleans())
+@given(LINES, st.lists(HARM, min_size=1, max_size=3))
 def test_damage_in_the_journal_costs_no_record_that_is_untouched(
-    lines: list[bytes], harms: list[tuple[float, int, bytes]], is_old: bool
+    lines: list[bytes], harms: list[tuple[float, int, bytes]]
 ) -> None:
-    if is_old:
-        lines = list(map(without_length, lines))
     ends = list(accumulate(map(len, lines), initial=0))
     data = b"".join(lines)
     limit = total = len(data)
@@ -112,17 +110,6 @@ def test_damage_in_the_journal_costs_no_record_that_is_untouched(
     kept = sum(map(len, found.damaged))
     assert kept <= found.end <= len(data)
     assert b"\n" not in data[found.end :], "only a torn last line is cut"
-
-
-def without_length(line: bytes) -> bytes:
-    """The line as older versions wrote it."""
-    return line.partition(b" ")[2]
-
-
-def test_a_journal_of_an_older_version_is_read() -> None:
-    assert without_length(encode(Forget("a"))) == b'b31e400a {"type":"forget","id":"a"}\n'
-    data = b"".join(map(without_length, map(encode, RECORDS))) + encode(begin("new"))
-    assert decode(data) == ([*RECORDS, begin("new")], [], len(data))
 
 
 @given(st.binary(max_size=200))

@@ -1,3 +1,5 @@
+"""The daemon's own directories. The walk of peers' paths is tested with ``Root``."""
+
 from __future__ import annotations
 
 import os
@@ -5,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from execd.engine.store import own_paths
-from execd.proc.spawn import KEEP_IDENTITY, Identity
+from execd.files.resolve import open_own_directory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 def where(path: Path | str, mode: int = 0o711) -> str:
     """The path of the opened directory."""
-    fd = own_paths.open_directory(str(path), mode)
+    fd = open_own_directory(str(path), mode)
     try:
         return os.readlink(f"/proc/self/fd/{fd}")
     finally:
@@ -66,7 +67,7 @@ def test_a_directory_that_takes_the_place_of_a_new_one_is_refused(
 ) -> None:
     mkdir = os.mkdir
 
-    def make_and_swap(name: str, mode: int, *, dir_fd: int) -> None:
+    def make_and_swap(name: bytes, mode: int, *, dir_fd: int) -> None:
         mkdir(name, mode, dir_fd=dir_fd)
         os.chown(name, 1234, 1234, dir_fd=dir_fd)
 
@@ -76,14 +77,27 @@ def test_a_directory_that_takes_the_place_of_a_new_one_is_refused(
 
 
 @pytest.mark.root
-def test_a_call_as_another_user_is_judged_as_that_users_and_leaves_the_daemon_root(
-    tmp_path: Path,
+def test_the_link_that_was_judged_is_the_link_that_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tmp_path.chmod(0o700)
-    with pytest.raises(PermissionError):
-        own_paths.as_user(Identity(1234, 1234, ()), lambda: os.listdir(tmp_path))
-    assert own_paths.as_user(Identity(1234, 1234, ()), os.geteuid) == 1234
-    assert own_paths.as_user(KEEP_IDENTITY, os.geteuid) == os.geteuid() == 0
+    (tmp_path / "real").mkdir()
+    (tmp_path / "trap").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    readlink = os.readlink
+
+    def swap_and_read(name: bytes, *, dir_fd: int) -> bytes:
+        (tmp_path / "link").unlink()
+        (tmp_path / "link").symlink_to("trap")
+        os.lchown(tmp_path / "link", 1234, 1234)
+        return readlink(name, dir_fd=dir_fd)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "readlink", swap_and_read)
+        fd = open_own_directory(str(tmp_path / "link"), 0o711)
+    try:
+        assert os.path.samestat(os.fstat(fd), (tmp_path / "real").stat())
+    finally:
+        os.close(fd)
 
 
 def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
