@@ -228,7 +228,7 @@ class CellRunner:
         except frames.FrameError:
             raise worker_messages.too_long("code") from None
         execution.requested()
-        state_lost = session.begin(self, execution.id)
+        state_lost = session.begin_cell(self, execution.id)
         execution.cell = CellFacts(
             session_id=session.id,
             generation=session.generation,
@@ -376,7 +376,9 @@ class CellRunner:
         self._leave_ladder()
         self._worker = self._execution = worker.listener = None
         worker.on_limit = lambda _limit, _value: None
-        self._session.end(self, self._done.result().execution_count if self._done.done() else None)
+        self._session.end_cell(
+            self, self._done.result().execution_count if self._done.done() else None
+        )
 
     async def _settle(self, worker: SessionWorker) -> None:
         """The answer is given, and the worker still runs the cell. The ladder goes on, so the cell
