@@ -18,7 +18,8 @@ from execd.engine.capabilities import capabilities
 from execd.engine.executions import command as commands
 from execd.engine.executions import page_cursor, passwd
 from execd.engine.executions.command_run import CommandRunner
-from execd.engine.executions.execution import Execution, Registration, new_id
+from execd.engine.executions.execution import Execution
+from execd.engine.executions.execution_record import Registration, new_id
 from execd.engine.executions.limits import NO_LIMITS
 from execd.engine.figures import read_stats
 from execd.engine.restores import read_clocks

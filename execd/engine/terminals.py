@@ -55,7 +55,7 @@ class NamedTerminal:
     @property
     def output_bytes(self) -> int:
         """The number of bytes that the shell has written so far."""
-        return 0 if self.execution is None else self.execution.total_bytes("stdout")
+        return 0 if self.execution is None else self.execution.view.total_bytes("stdout")
 
 
 class Terminals:

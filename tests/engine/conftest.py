@@ -74,7 +74,7 @@ async def finish(execution: Execution) -> Outcome:
         result = await execution.wait()
         outputs = []
         for stream in "stdout", "stderr":
-            excerpt = await execution.excerpt(stream, 1 << 30)  # type: ignore[arg-type]  # a stream
+            excerpt = await execution.view.excerpt(stream, 1 << 30)  # type: ignore[arg-type]  # a stream
             assert excerpt.truncation is None
             outputs.append(excerpt.head)
         attachment.delivered()

@@ -56,7 +56,7 @@ async def test_a_flood_is_counted_to_the_byte_and_costs_little_memory(tmp_path: 
         result = await execution.wait()
         grown = psutil.Process().memory_info().rss - before
         assert result.exit_code == 0
-        excerpt = await execution.excerpt("stdout", 1000)
+        excerpt = await execution.view.excerpt("stdout", 1000)
         assert excerpt.truncation is not None
         assert excerpt.truncation.total_bytes == 209715204
         assert (excerpt.head, excerpt.tail) == (b"\0" * 500, b"\0" * 496 + b"end\n")
@@ -74,7 +74,7 @@ async def test_with_the_state_dir_gone_commands_run_and_what_is_lost_is_said(
         (tmp_path / "state").write_text("a file in its place")
         execution = engine.run(shell_command("seq 200000"))
         assert (await execution.wait()).exit_code == 0
-        excerpt = await execution.excerpt("stdout", 10 * MIB)
+        excerpt = await execution.view.excerpt("stdout", 10 * MIB)
         whole = b"".join(b"%d\n" % number for number in range(1, 200_001))
         assert excerpt.truncation is not None
         assert excerpt.truncation.total_bytes == len(whole)
@@ -97,7 +97,7 @@ async def test_with_the_logs_share_of_the_disk_used_up_what_is_lost_is_said(tmp_
         for execution in executions:
             await execution.wait()
         assert engine._parts.store.used_bytes <= MIB
-        excerpts = [await execution.excerpt("stdout", 10 * MIB) for execution in executions]
+        excerpts = [await execution.view.excerpt("stdout", 10 * MIB) for execution in executions]
         assert any(excerpt.truncation is not None for excerpt in excerpts)
         for excerpt in excerpts:
             omitted = excerpt.truncation.omitted_bytes if excerpt.truncation else 0
@@ -225,7 +225,7 @@ async def test_a_name_that_is_taken_again_is_forgotten_for_nobody_but_the_first(
             runs.append(named(engine, script, "x", detached=True))
             await runs[-1].wait()
         assert runs[0] is not runs[1]
-        excerpt = await runs[1].excerpt("stdout", MIB)
+        excerpt = await runs[1].view.excerpt("stdout", MIB)
         # On a slow disk a log goes on in memory only, and lacks the middle.
         whole = excerpt.head + excerpt.tail
         assert whole.endswith(b"100001\n"), "the files of the first are not in the way"
@@ -285,7 +285,7 @@ async def test_what_is_detached_in_its_course_is_kept_and_in_the_journal(tmp_pat
         await run.wait()
         assert engine.get(run.id) is run
     async with running(tmp_path) as engine:
-        assert (await engine.get(run.id).excerpt("stdout", MIB)).head == b"begun\ndone\n"
+        assert (await engine.get(run.id).view.excerpt("stdout", MIB)).head == b"begun\ndone\n"
 
 
 async def test_what_may_be_detached_is_kept_from_its_start(tmp_path: Path) -> None:
@@ -307,14 +307,16 @@ async def test_a_kept_result_outlives_the_need_of_its_disk(tmp_path: Path) -> No
         flood = engine.run(shell_command("head -c 700000 /dev/zero; sleep 1000"))
         await wait_until_async(lambda: long.output.disk_bytes == 0, 10)
         assert named(engine, "echo done; exit 3", "short") is short
-        assert (await short.excerpt("stdout", MIB)).head == b"done\n"
+        assert (await short.view.excerpt("stdout", MIB)).head == b"done\n"
         assert named(engine, "head -c 300000 /dev/zero", "long") is long
-        cut = (await long.excerpt("stdout", MIB)).truncation
+        cut = (await long.view.excerpt("stdout", MIB)).truncation
         assert cut is not None
         assert (cut.total_bytes, cut.omitted_bytes) == (300_000, 300_000)
         with pytest.raises(RangeNotSatisfiable):
-            await long.read("stdout", 0, 10)
-        assert {type(event) for event in [event async for event in long.follow(0, text=True)]} == {
+            await long.view.read("stdout", 0, 10)
+        assert {
+            type(event) for event in [event async for event in long.view.follow(0, text=True)]
+        } == {
             ProgramStarted,
             Dropped,
             ExitedEvent,
@@ -362,7 +364,7 @@ async def test_what_a_restart_cut_off_has_what_was_on_disk_and_nothing_invented(
             "omitted_bytes": None,
             "url": "/v1/executions/x/stdout",
         }
-        assert await run.read("stdout", 299_990, 300_000) == b"\0" * 10
+        assert await run.view.read("stdout", 299_990, 300_000) == b"\0" * 10
 
 
 async def test_what_has_ended_costs_no_more_than_is_counted(tmp_path: Path) -> None:
@@ -644,7 +646,7 @@ async def test_reader_gets_the_bytes_that_it_does_not_have(engine: Engine) -> No
     assert outcome.result.exit_code == 0
     events = [
         event
-        async for event in outcome.execution.follow(
+        async for event in outcome.execution.view.follow(
             0, text=False, heartbeat_seconds=1.0, known={"stdout": 4, "stderr": 99}
         )
     ]

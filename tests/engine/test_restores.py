@@ -230,7 +230,7 @@ async def run_cell(engine: Engine, code: str) -> str:
     execution = engine.run_cell("s", command, CellOptions(), create=True).execution
     result = await execution.wait()
     assert result.exit_reason is ExitReason.EXITED, result
-    return (await execution.excerpt("stdout", 1000)).head.decode()
+    return (await execution.view.excerpt("stdout", 1000)).head.decode()
 
 
 async def test_the_daemon_draws_other_numbers(engine: Engine, sandbox: Sandbox) -> None:

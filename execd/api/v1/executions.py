@@ -380,8 +380,8 @@ async def output(request: web.Request, stream: Stream) -> web.StreamResponse:
     """
     parse_query(request.query, NoQuery)
     execution = execution_of(request)
-    await execution.look(stream)
-    total_bytes = execution.total_bytes(stream)
+    await execution.view.refresh_size(stream)
+    total_bytes = execution.view.total_bytes(stream)
     start, stop, http_status = 0, total_bytes, 200
     headers = {"Accept-Ranges": "bytes"}
     # RFC 9110 §14.2: a Range has a meaning with GET only.
@@ -401,7 +401,7 @@ async def output(request: web.Request, stream: Stream) -> web.StreamResponse:
             while start < stop:
                 end = min(stop, start + CHUNK_BYTES)
                 try:
-                    await response.write(await execution.read(stream, start, end))
+                    await response.write(await execution.view.read(stream, start, end))
                 except RangeNotSatisfiable as error:
                     raise Conflict(error.message) from error
                 start = end
@@ -420,7 +420,7 @@ def refuse_hole(execution: Execution, stream: Stream, start: int, stop: int) -> 
         raise RangeNotSatisfiable(
             f"{stream}: the bytes from {hole_start} to {hole_end - 1} were not kept; ask for a "
             "range before or after them",
-            size_bytes=execution.total_bytes(stream),
+            size_bytes=execution.view.total_bytes(stream),
             hole={"offset": hole_start, "size_bytes": hole_end - hole_start},
         )
 

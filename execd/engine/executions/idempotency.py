@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from execd.engine.executions import command
-from execd.engine.executions.execution import Registration, new_id
+from execd.engine.executions.execution_record import Registration, new_id
 from execd.errors import IdempotencyMismatch, InvalidArgument
 
 if TYPE_CHECKING:

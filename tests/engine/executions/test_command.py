@@ -97,7 +97,7 @@ async def test_a_long_text_in_python_has_the_same_surroundings_as_a_short_text(
         command = Command(program=shell_program(text + padding, PYTHON))
         execution = engine.submit(command).execution
         await execution.wait()
-        outputs.append((await execution.excerpt("stdout", 1000)).head)
+        outputs.append((await execution.view.excerpt("stdout", 1000)).head)
     assert outputs[0] == outputs[1]
     assert outputs[0].startswith(b"__main__ ['-c'] ['0', '1', '2', ")
 

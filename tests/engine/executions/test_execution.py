@@ -216,7 +216,7 @@ async def test_end_that_is_asked_for_after_a_program_has_ended_is_not_its_reason
         None,
         ExitReason.EXITED,
     )
-    assert (await execution.excerpt("stdout", 100)).head == b"said\n"
+    assert (await execution.view.excerpt("stdout", 100)).head == b"said\n"
 
 
 async def test_caller_that_leaves_after_a_program_has_ended_ends_nothing(tmp_path: Path) -> None:

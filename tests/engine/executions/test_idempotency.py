@@ -11,7 +11,7 @@ from execd.errors import IdempotencyMismatch, InvalidArgument, ResourceExhausted
 from execd.model import State
 
 if TYPE_CHECKING:
-    from execd.engine.executions.execution import Registration
+    from execd.engine.executions.execution_record import Registration
     from execd.engine.executions.idempotency import Submitted
 
 

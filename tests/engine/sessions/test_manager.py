@@ -537,8 +537,8 @@ async def test_slow_disk_loses_nothing_of_what_a_cell_wrote(engine: Engine) -> N
         slow.cancel()
     finally:
         over.set()
-    assert cell.total_bytes("stdout") == 320_005
-    assert (await cell.read("stdout", 320_000, 320_005)) == b"\nend\n"
+    assert cell.view.total_bytes("stdout") == 320_005
+    assert (await cell.view.read("stdout", 320_000, 320_005)) == b"\nend\n"
     assert await value(engine, session, "1") == "1"
 
 
@@ -842,7 +842,7 @@ async def test_interpreter_that_an_exit_function_ends_was_in_time(engine: Engine
     submitted = engine.run_code(code_command(code), CellOptions(), session_id=None, keep=False)
     result = await submitted.execution.wait()
     assert (result.exit_code, result.exit_reason) == (0, ExitReason.EXITED)
-    assert submitted.execution.total_bytes("stderr") == 0
+    assert submitted.execution.view.total_bytes("stderr") == 0
 
 
 # As the memory guard and the kernel do.

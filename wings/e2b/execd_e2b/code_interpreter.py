@@ -230,7 +230,7 @@ async def execute(request: web.Request) -> web.StreamResponse:
 
 async def _lines(execution: Execution, session: Session) -> AsyncGenerator[bytes, None]:
     has_error = False
-    followed = execution.follow(0, text=True, heartbeat_seconds=KEEPALIVE_SECONDS)
+    followed = execution.view.follow(0, text=True, heartbeat_seconds=KEEPALIVE_SECONDS)
     async with aclosing(followed):
         async for event in followed:
             match event:

@@ -181,7 +181,7 @@ async def _events(
     yield frame(messages.start_event(execution.pid, execution.id))
     if execution.pid is None and execution.result is not None:
         yield frame(messages.data_event("stderr", f"{execution.result.message}\n".encode()))
-    followed = execution.follow(
+    followed = execution.view.follow(
         0, text=False, heartbeat_seconds=keepalive_seconds, known=dict(received)
     )
     async with aclosing(followed):
