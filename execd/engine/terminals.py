@@ -120,7 +120,7 @@ class Terminals:
     ) -> Execution:
         """Start the shell, or return the execution of the shell that was started before.
         ``has_terminal`` counts at the first start only. Raises NotFound if the terminal is
-        forgotten, and the errors of ``Engine.run``."""
+        forgotten, and the errors of ``Engine.submit``."""
         if terminal.execution is not None:
             return terminal.execution
         self.get(terminal.id)

@@ -39,6 +39,7 @@ from execd.api.wire.origins import note_started, origin_of
 from execd.api.wire.replies import json_reply
 from execd.api.wire.route import BYTES, Route
 from execd.api.wire.tracing import trace_environment
+from execd.engine.executions.submission import Submission
 from execd.errors import (
     Conflict,
     Gone,
@@ -53,7 +54,7 @@ from execd.model import STREAMS, State
 if TYPE_CHECKING:
     from execd.api.wire.encoders import Encoder
     from execd.engine.executions.execution import Execution
-    from execd.engine.executions.idempotency import Submitted
+    from execd.engine.executions.submission import Submitted
     from execd.model import Stream
 
 # Routers give up on a reply if no header has come for 30 s.
@@ -224,10 +225,12 @@ async def create(request: web.Request) -> web.StreamResponse:
         parsed, trace_environment(request.headers.get("traceparent")), origin
     )
     submitted = engine.submit(
-        await engine.with_account(command),
-        execution_id=parsed.id,
-        key=key,
-        payload=execution_request.payload(parsed) if key or parsed.id else b"",
+        Submission(
+            await engine.with_account(command),
+            execution_id=parsed.id,
+            key=key,
+            payload=execution_request.payload(parsed) if key or parsed.id else b"",
+        )
     )
     execution, headers = submitted.execution, submission_headers(submitted)
     note_started(request, execution, origin)

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from execd.engine.executions.context import EngineContext
     from execd.engine.executions.execution import Keeper
     from execd.engine.executions.execution_record import Registration
-    from execd.engine.sessions.cell_run import CellOptions
+    from execd.engine.executions.submission import CellOptions
     from execd.engine.sessions.interpreter_refusal import Refusal
     from execd.engine.sessions.session_worker import SessionWorker
     from execd.model import Command, Dialect

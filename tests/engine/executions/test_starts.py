@@ -10,7 +10,7 @@ import pytest
 from execd.engine.executions import starts
 from execd.engine.executions.command import code_program
 from execd.engine.executions.starts import Starts
-from execd.engine.sessions.cell_run import CellOptions
+from execd.engine.executions.submission import CellOptions, Submission
 from execd.errors import ResourceExhausted, Unavailable
 from execd.model import Command, ExitReason, State
 from tests.engine.conftest import make_config, running, sh, shell_command
@@ -36,7 +36,7 @@ def starts_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def begin(engine: Engine, script: str) -> Execution:
-    return engine.run(shell_command(script))
+    return engine.submit(Submission(shell_command(script))).execution
 
 
 async def end(*executions: Execution) -> None:
@@ -193,11 +193,8 @@ async def test_cells_need_no_start(tmp_path: Path) -> None:
     async with running(tmp_path, max_starting=1) as engine:
         busy = begin(engine, BUSY)
         await busy.wait_started()
-        cell = engine.run_code(
-            Command(program=code_program("1 + 1")),
-            CellOptions(),
-            session_id=None,
-            keep=False,
-        ).execution
+        command = Command(program=code_program("1 + 1"))
+        options = CellOptions(makes_session=True, is_last=True)
+        cell = engine.submit(Submission(command, options)).execution
         assert (await cell.wait()).exit_reason is ExitReason.EXITED
         await end(busy)

@@ -29,6 +29,7 @@ from execd.engine.engine_api import (
     Program,
     ResourceExhausted,
     State,
+    Submission,
     argv_program,
     incomplete_tail_bytes,
     shell_program,
@@ -144,7 +145,7 @@ async def run(request: web.Request) -> web.StreamResponse:
         detached=is_background,
         origin=origin,
     )
-    execution = engine.run(await engine.with_account(command))
+    execution = engine.submit(Submission(await engine.with_account(command))).execution
     note_started(request, execution, origin)
     if is_background:
         return await send_started(request, execution)

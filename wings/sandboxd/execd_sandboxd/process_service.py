@@ -27,6 +27,7 @@ from execd.engine.engine_api import (
     Origin,
     Output,
     State,
+    Submission,
 )
 from execd_sandboxd import process_messages, process_pb2
 from execd_sandboxd.process_ids import ProcessIds
@@ -202,7 +203,7 @@ class ProcessService:
         return found.place
 
     def _run(self, call: RpcCall, command: Command) -> Execution:
-        execution = self._engine.run(command)
+        execution = self._engine.submit(Submission(command)).execution
         call.trailers[EXECUTION_ID] = execution.id
         call.has_execution = True
         return execution
