@@ -226,7 +226,7 @@ async def test_unknown_error_while_the_pool_is_filled_is_logged_and_the_pool_fil
 async def test_pool_is_filled_when_descriptors_are_free_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make = zygote_client.SessionWorker
+    make = session_worker.SessionWorker
     refused: list[OSError] = []
 
     def refuse_the_first(*arguments: Any, **settings: Any) -> SessionWorker:
@@ -235,7 +235,7 @@ async def test_pool_is_filled_when_descriptors_are_free_again(
             raise refused[0]
         return make(*arguments, **settings)
 
-    monkeypatch.setattr(zygote_client, "SessionWorker", refuse_the_first)
+    monkeypatch.setattr(session_worker, "SessionWorker", refuse_the_first)
     async with sessions_in(tmp_path, sessions="eager", session_pool=1) as engine:
         await wait_until_async(lambda: engine.sessions.zygote.n_pooled == 1, START_SECONDS)
     assert len(refused) == 1
@@ -645,7 +645,7 @@ async def test_output_between_cells_is_counted_and_blocks_nobody(
     assert cell.state is State.EXITED
     (tmp_path / "base/gate").touch()
     await wait_until_async(lambda: session.unclaimed_output_bytes == 500_000, 20)
-    assert (await run(engine, session, "1")).total_bytes("stdout") == 0
+    assert (await run(engine, session, "1")).view.total_bytes("stdout") == 0
     assert session.unclaimed_output_bytes == 0
 
 
