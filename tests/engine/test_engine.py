@@ -279,6 +279,15 @@ async def test_what_was_accepted_and_waits_is_known_after_the_daemon_goes_down(
         assert (await engine.get("x").wait()).exit_reason is ExitReason.SHUTDOWN
 
 
+async def test_a_repeated_command_is_answered_though_its_session_is_gone(engine: Engine) -> None:
+    session = engine.sessions.declare(session_id="s")
+    submission = Submission(shell_command("echo $EXECD_SESSION_ID", session_id="s"), key="k")
+    first = engine.submit(submission)
+    assert (await finish(first.execution)).text == "s"
+    await engine.sessions.delete(session)
+    assert engine.submit(submission) == (first.execution, False)
+
+
 async def test_what_is_detached_in_its_course_is_kept_and_in_the_journal(tmp_path: Path) -> None:
     async with running(tmp_path, retention_seconds=0.0) as engine:
         run = engine.submit(
