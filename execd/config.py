@@ -151,7 +151,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _help(
             "Commands in their first moments at once: until the command rests, or for half "
             "a second.",
-            default="two a CPU, eight while commands are short",
+            default="two a CPU",
         ),
     ] = None
     max_queued: Annotated[

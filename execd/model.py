@@ -72,6 +72,9 @@ class ExitReason(StrEnum):
     """The execution ran when the daemon died."""
 
 
+TIMEOUTS = (ExitReason.TIMEOUT, ExitReason.NO_OUTPUT_TIMEOUT)
+
+
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one execution. None means no limit of execd's (the pod's limits still hold)."""
 
@@ -320,7 +323,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def timed_out(self) -> bool:
-        return self.exit_reason in (ExitReason.TIMEOUT, ExitReason.NO_OUTPUT_TIMEOUT)
+        return self.exit_reason in TIMEOUTS
 
 
 ArchiveFormat = Literal["tar", "tar.gz", "zip"]

@@ -119,7 +119,7 @@ PURE = _words(
     warden.tree_kill kernel.frames files.paths
     files.glob files.watch.changes engine.in_flight engine.output.event_index
     engine.disk.disk_policy engine.metrics.counters engine.metrics.stats
-    engine.output.head_tail engine.executions.admission engine.executions.end_message
+    engine.output.head_tail engine.executions.admission engine.executions.end_words
     engine.executions.exit_status engine.executions.page_cursor engine.executions.plain_words
     engine.executions.registry engine.executions.state engine.restore_detector
     engine.sessions.cell_result engine.sessions.session_state engine.sessions.worker_messages

@@ -39,9 +39,9 @@ ExitedEvent FREE_BYTES FileKind Heartbeat Internal InvalidArgument Lease MAX_ID
 MAX_SESSION_VARIABLES Match NOT_EXECUTABLE_EXIT_CODE NOT_FOUND_EXIT_CODE NamedTerminal News NoSpace
 NotFound NotSupported OpenedFile Origin Output PayloadTooLarge PermissionDenied Program
 ProgramStarted RangeNotSatisfiable ReadOnly Replacement RequestTimeout ResourceExhausted Restore
-Result SearchResult Session State Stream TerminalColumns TerminalRows TerminalSize Unauthenticated
-Unavailable Upload Watching argv_program check_environment code_program incomplete_tail_bytes
-line_program passwd read_lines read_machine replace_text shell_program
+Result SearchResult Session State Stream Submission TerminalColumns TerminalRows TerminalSize
+Unauthenticated Unavailable Upload Watching argv_program check_environment code_program
+incomplete_tail_bytes line_program passwd read_lines read_machine replace_text shell_program
 """
 FROZEN = {wire_api: WIRE.split(), engine_api: ENGINE.split()}
 MODULES = sorted(ROOT.glob("wings/*/execd_*/**/*.py"))

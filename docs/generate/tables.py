@@ -18,7 +18,7 @@ from execd.api.app import RequestFields
 from execd.api.probes.families import FAMILIES
 from execd.api.wire.errors import PYTHON_RUNTIME_HTTP_STATUS, V1_HTTP_STATUS
 from execd.dialects import GROUP
-from execd.engine.executions.end_log import EndFields
+from execd.engine.executions.end_words import EndFields
 from execd.model import ExitReason
 
 if TYPE_CHECKING:

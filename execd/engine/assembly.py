@@ -28,11 +28,11 @@ from execd.engine.executions.environment import (
     find_python,
     is_virtual_environment,
 )
-from execd.engine.executions.idempotency import Idempotency
 from execd.engine.executions.limits import own_limits
 from execd.engine.executions.registry import Registry
 from execd.engine.executions.retention import Retention
 from execd.engine.executions.starts import Starts
+from execd.engine.executions.submission import Idempotency
 from execd.engine.files.service import Files
 from execd.engine.housekeeping import Housekeeper
 from execd.engine.in_flight import InFlight

@@ -175,7 +175,7 @@ class BashSessions:
         ``command``: everything but the program. ``command.cwd``: a directory to enter first.
 
         Raises NotFound if the session is deleted, ResourceExhausted if too many runs wait for their
-        sessions, and the errors of ``Engine.run``.
+        sessions, and the errors of ``Engine.submit``.
         """
         if "\0" in text:
             raise InvalidArgument("command: has a NUL byte; leave it out", field="command")

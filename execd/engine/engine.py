@@ -18,11 +18,11 @@ from execd.engine.capabilities import capabilities
 from execd.engine.executions import command as commands
 from execd.engine.executions import page_cursor, passwd
 from execd.engine.executions.command_run import CommandRunner
-from execd.engine.executions.execution import Execution, Registration, new_id
+from execd.engine.executions.execution import Execution
 from execd.engine.executions.limits import NO_LIMITS
+from execd.engine.executions.submission import Submission, Submitted
 from execd.engine.figures import read_stats
 from execd.engine.restores import read_clocks
-from execd.engine.sessions.session_table import check_id
 from execd.engine.shutdown import CONNECTIONS_SHARE, EXECUTIONS_SHARE
 from execd.engine.usage_meter import UsageMeter
 from execd.errors import ExecdError, InvalidArgument, NotFound, Unavailable
@@ -34,11 +34,9 @@ if TYPE_CHECKING:
     from execd.config import Config
     from execd.engine.assembly import Parts
     from execd.engine.bash_sessions import BashSessions
-    from execd.engine.executions.idempotency import Submitted
+    from execd.engine.executions.submission import CellOptions
     from execd.engine.metrics.stats import Stats
     from execd.engine.restore_detector import Readings
-    from execd.engine.sessions.cell_run import CellOptions
-    from execd.engine.sessions.session import Session
     from execd.engine.terminals import Terminals
     from execd.model import Command
 
@@ -255,7 +253,7 @@ class Engine:
 
         temporary_dir = self._parts.context.temporary_dir
         return BashSessions(
-            lambda command, after: self.run(command, after=after),
+            lambda command, after: self.submit(Submission(command, after=after)).execution,
             self.tree_files,
             temporary_dir,
             bash=self.find_program("bash") or "bash",
@@ -267,57 +265,74 @@ class Engine:
         from execd.engine.terminals import Terminals
 
         return Terminals(
-            self.run,
+            lambda command: self.submit(Submission(command)).execution,
             lambda name: self._registry.get(name) is not None,
             bash=self.find_program("bash") or "bash",
         )
 
     # Commands.
 
-    def run(
-        self,
-        command: Command,
-        *,
-        request_key: bytes | None = None,
-        after: asyncio.Future[None] | None = None,
-    ) -> Execution:
-        """Run or queue the command. A request with the key of an earlier request joins the earlier
-        execution, while the reply of that execution is still wanted. ``after``: done when the
-        command may join the queue; the wait counts as a wait in the queue.
+    def submit(self, submission: Submission) -> Submitted:
+        """Run or queue the command or the cell, or return the execution of the same request made
+        before. A repeated request is answered even if its session is gone.
 
-        Raises InvalidArgument, ResourceExhausted if the queue is full, Unavailable while draining.
+        Raises InvalidArgument, NotFound for a session, IdempotencyMismatch, ResourceExhausted if
+        the queue is full, SessionBusy, and Unavailable while draining.
         """
-        if request_key is not None:
-            joined = self._registry.joinable(request_key)
-            if joined is not None:
-                return joined
-        command = self._complete(command)
-        registration = Registration(new_id(), is_kept=command.may_be_detached)
-        execution = self._queue(registration, command, after).begin()
-        self.retention.add(execution, request_key)
-        return execution
-
-    def submit(
-        self,
-        command: Command,
-        *,
-        execution_id: str | None = None,
-        key: str | None = None,
-        payload: bytes = b"",
-    ) -> Submitted:
-        """Run the command exactly once: the same key, or id, and the same payload again give the
-        execution of the first request.
-
-        Raises IdempotencyMismatch if the payload differs, and the errors of ``run``.
-        """
-        command = self._complete(command)
-        earlier = self._idempotency.repeated(execution_id, key, payload)
+        request_key = submission.request_key
+        joined = None if request_key is None else self._registry.joinable(request_key)
+        if joined is not None:
+            return Submitted(joined, False)
+        earlier = self._idempotency.repeated(submission)
         if earlier is not None:
             return earlier
-        registration = self._idempotency.register(
-            execution_id, key, payload, is_kept=command.may_be_detached
+        if submission.cell is not None:
+            return self._submit_cell(submission, submission.cell)
+        command = self._complete(submission.command)
+        if self.is_draining:
+            raise Unavailable("execd is shutting down; repeat the request when execd is back")
+        context = self._parts.context
+        names = self._idempotency.register(submission, is_kept=command.may_be_detached)
+        runner = CommandRunner(context, self._parts.starts, names.id, submission.after)
+        execution = Execution(names, command, context, self.retention, runner)
+        return self._idempotency.add(execution.begin(), request_key)
+
+    def _submit_cell(self, submission: Submission, options: CellOptions) -> Submitted:
+        command, session = submission.command, self.sessions.find(options.session_id)
+        is_new = session is None and options.makes_session
+        if is_new:
+            session = self.sessions.declare(
+                session_id=options.session_id,
+                env=command.env if options.keeps_env else {},
+                limits=command.limits,
+            )
+            if options.keeps_env:
+                command = msgspec.structs.replace(command, env={})
+        else:
+            session = session or self.sessions.get(str(options.session_id))
+            if command.limits != NO_LIMITS:
+                raise InvalidArgument(
+                    f"limits: the limits belong to the session, and session {session.id!r} has "
+                    "its limits already; leave limits out, or make another session with "
+                    "these limits",
+                    field="limits",
+                )
+        on_disconnect = command.on_disconnect or self.config.on_disconnect
+        names = self._idempotency.register(
+            submission, is_kept=command.detached or on_disconnect == "detach"
         )
-        return self._idempotency.add(self._queue(registration, command).begin())
+        try:
+            execution = self.sessions.begin_cell(session, command, options, names)
+        except ExecdError:
+            if is_new:
+                self.sessions.forget(session)
+            raise
+        submitted = self._idempotency.add(execution)
+        if is_new:
+            self.sessions.forget_unless_used(session, execution)
+        if options.is_last:
+            self.sessions.delete_after(session, execution)
+        return submitted
 
     async def with_account(self, command: Command) -> Command:
         """Replace the name of a user by the numbers, and add the variables that name the user,
@@ -338,133 +353,6 @@ class Engine:
                 env={**session.own_environment, **command.env},
             )
         return commands.complete(self.config, command)
-
-    def _queue(
-        self,
-        registration: Registration,
-        command: Command,
-        after: asyncio.Future[None] | None = None,
-    ) -> Execution:
-        """Make the execution, with a place in the queue. Raises ResourceExhausted, Unavailable."""
-        if self.is_draining:
-            raise Unavailable("execd is shutting down; repeat the request when execd is back")
-        context = self._parts.context
-        runner = CommandRunner(context, self._parts.starts, registration.id, after)
-        return Execution(registration, command, context, self.retention, runner)
-
-    # Cells.
-
-    def submit_cell(
-        self,
-        session: Session,
-        command: Command,
-        options: CellOptions,
-        *,
-        execution_id: str | None = None,
-        key: str | None = None,
-        payload: bytes = b"",
-    ) -> Submitted:
-        """Run the cell exactly once, as ``submit``. Raises also SessionBusy."""
-        earlier = self._idempotency.repeated(execution_id, key, payload)
-        if earlier is not None:
-            return earlier
-        on_disconnect = command.on_disconnect or self.config.on_disconnect
-        registration = self._idempotency.register(
-            execution_id, key, payload, is_kept=command.detached or on_disconnect == "detach"
-        )
-        return self._idempotency.add(
-            self.sessions.begin_cell(session, command, options, registration)
-        )
-
-    def run_cell(
-        self,
-        session_id: str | None,
-        command: Command,
-        options: CellOptions,
-        *,
-        create: bool = False,
-        keeps_env: bool = False,
-        execution_id: str | None = None,
-        key: str | None = None,
-        payload: bytes = b"",
-    ) -> Submitted:
-        """Run the cell in the session of that name. ``create``: make a session if there is none,
-        and forget the session if the cell cannot run.
-
-        ``command.env`` holds for the cell. ``keeps_env``: a session that is made has this
-        environment from then on. ``command.limits`` are the limits of a session that is made.
-
-        A repeated request is answered even if its session is gone. Raises NotFound,
-        InvalidArgument for limits of a session that is there, and the errors of ``submit_cell``.
-        """
-        earlier = self._idempotency.repeated(execution_id, key, payload)
-        if earlier is not None:
-            return earlier
-        session = self.sessions.find(session_id)
-        if session is not None or not create:
-            session = session or self.sessions.get(str(session_id))
-            if command.limits != NO_LIMITS:
-                raise InvalidArgument(
-                    f"limits: the limits belong to the session, and session {session.id!r} has "
-                    "its limits already; leave limits out, or make another session with "
-                    "these limits",
-                    field="limits",
-                )
-            return self.submit_cell(
-                session, command, options, execution_id=execution_id, key=key, payload=payload
-            )
-        session_env = command.env if keeps_env else {}
-        session = self.sessions.declare(
-            session_id=session_id, env=session_env, limits=command.limits
-        )
-        if keeps_env:
-            command = msgspec.structs.replace(command, env={})
-        try:
-            submitted = self.submit_cell(
-                session, command, options, execution_id=execution_id, key=key, payload=payload
-            )
-        except ExecdError:
-            self.sessions.forget(session)
-            raise
-        self.sessions.forget_unless_used(session, submitted.execution)
-        return submitted
-
-    def run_code(
-        self,
-        command: Command,
-        options: CellOptions,
-        *,
-        session_id: str | None,
-        keep: bool,
-        execution_id: str | None = None,
-        key: str | None = None,
-        payload: bytes = b"",
-    ) -> Submitted:
-        """Run the cell in the session of that name, made if there is none. Without a name the cell
-        gets a session of its own, which is deleted afterwards unless ``keep``. ``command.env`` is
-        the environment of a session that is made, and holds for the cell in any other session.
-
-        Raises the errors of ``submit_cell``.
-        """
-        if session_id is not None:
-            check_id(session_id, "session_id")
-        is_last = session_id is None and not keep
-        submitted = self.run_cell(
-            session_id,
-            command,
-            msgspec.structs.replace(options, is_last=is_last),
-            create=True,
-            keeps_env=True,
-            execution_id=execution_id,
-            key=key,
-            payload=payload,
-        )
-        if submitted.is_new and is_last:
-            assert submitted.execution.cell is not None
-            self.sessions.delete_after(
-                self.sessions.get(submitted.execution.cell.session_id), submitted.execution
-            )
-        return submitted
 
     # Executions.
 

@@ -18,6 +18,7 @@ from execd.engine.executions.command import (
     shell_program,
 )
 from execd.engine.executions.execution import Execution
+from execd.engine.executions.submission import CellOptions, Submission
 from execd.engine.figures import read_machine
 from execd.engine.files.service import FileKind
 from execd.engine.files.text_edits import Replacement, read_lines, replace_text
@@ -35,7 +36,6 @@ from execd.engine.output.follow import (
 from execd.engine.output.head_tail import incomplete_tail_bytes
 from execd.engine.output.log import Excerpt
 from execd.engine.restore_detector import Restore
-from execd.engine.sessions.cell_run import CellOptions
 from execd.engine.sessions.session import Session
 from execd.engine.terminals import NamedTerminal
 from execd.errors import (
@@ -132,6 +132,7 @@ __all__ = [
     "Session",
     "State",
     "Stream",
+    "Submission",
     "TerminalColumns",
     "TerminalRows",
     "TerminalSize",

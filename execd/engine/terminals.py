@@ -55,7 +55,7 @@ class NamedTerminal:
     @property
     def output_bytes(self) -> int:
         """The number of bytes that the shell has written so far."""
-        return 0 if self.execution is None else self.execution.total_bytes("stdout")
+        return 0 if self.execution is None else self.execution.view.total_bytes("stdout")
 
 
 class Terminals:
@@ -120,7 +120,7 @@ class Terminals:
     ) -> Execution:
         """Start the shell, or return the execution of the shell that was started before.
         ``has_terminal`` counts at the first start only. Raises NotFound if the terminal is
-        forgotten, and the errors of ``Engine.run``."""
+        forgotten, and the errors of ``Engine.submit``."""
         if terminal.execution is not None:
             return terminal.execution
         self.get(terminal.id)

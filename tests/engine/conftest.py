@@ -11,6 +11,7 @@ import pytest
 from execd.config import Config
 from execd.engine.engine import Engine
 from execd.engine.executions.command import shell_program
+from execd.engine.executions.submission import Submission
 from execd.model import Command
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ async def finish(execution: Execution) -> Outcome:
         result = await execution.wait()
         outputs = []
         for stream in "stdout", "stderr":
-            excerpt = await execution.excerpt(stream, 1 << 30)  # type: ignore[arg-type]  # a stream
+            excerpt = await execution.view.excerpt(stream, 1 << 30)  # type: ignore[arg-type]  # a stream
             assert excerpt.truncation is None
             outputs.append(excerpt.head)
         attachment.delivered()
@@ -87,4 +88,4 @@ def shell_command(script: str, **fields: Any) -> Command:
 
 
 async def sh(engine: Engine, script: str, **options: Any) -> Outcome:
-    return await finish(engine.run(shell_command(script, **options)))
+    return await finish(engine.submit(Submission(shell_command(script, **options))).execution)

@@ -11,6 +11,7 @@ import pytest
 
 from execd.engine.bash_state_folder import make_folder
 from execd.engine.executions.command import shell_program
+from execd.engine.executions.submission import Submission
 from execd.errors import InvalidArgument, NotFound, ResourceExhausted
 from execd.model import Command, ExitReason, State
 from tests.engine.conftest import finish, running
@@ -190,7 +191,7 @@ async def test_runs_that_wait_hold_no_place_and_can_be_canceled(
         first, second, third = (
             engine.bash_sessions.run(session, text, Command(program=NOTHING)) for text in texts
         )
-        other = engine.run(Command(program=shell_program("echo other")))
+        other = engine.submit(Submission(Command(program=shell_program("echo other")))).execution
         assert (await finish(other)).text == "other"
         second.end(ExitReason.CANCELED, 0.0)
         await second.ended()

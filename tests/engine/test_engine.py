@@ -18,6 +18,7 @@ import pytest
 from execd.api.v1 import execution_reply
 from execd.engine.executions.command import argv_program
 from execd.engine.executions.stdio import ProgramIO
+from execd.engine.executions.submission import Submission
 from execd.engine.output.follow import Dropped, ExitedEvent, Output, ProgramStarted
 from execd.engine.store import state_dir
 from execd.engine.store.journal import JournalState, decode
@@ -52,11 +53,13 @@ async def test_a_flood_is_counted_to_the_byte_and_costs_little_memory(tmp_path: 
     async with running(tmp_path, log_bytes=MIB) as engine:
         gc.collect()
         before = psutil.Process().memory_info().rss
-        execution = engine.run(shell_command("head -c 209715200 /dev/zero; echo end"))
+        execution = engine.submit(
+            Submission(shell_command("head -c 209715200 /dev/zero; echo end"))
+        ).execution
         result = await execution.wait()
         grown = psutil.Process().memory_info().rss - before
         assert result.exit_code == 0
-        excerpt = await execution.excerpt("stdout", 1000)
+        excerpt = await execution.view.excerpt("stdout", 1000)
         assert excerpt.truncation is not None
         assert excerpt.truncation.total_bytes == 209715204
         assert (excerpt.head, excerpt.tail) == (b"\0" * 500, b"\0" * 496 + b"end\n")
@@ -72,9 +75,9 @@ async def test_with_the_state_dir_gone_commands_run_and_what_is_lost_is_said(
     async with running(tmp_path, namespaces=namespaces) as engine:
         shutil.rmtree(tmp_path / "state")
         (tmp_path / "state").write_text("a file in its place")
-        execution = engine.run(shell_command("seq 200000"))
+        execution = engine.submit(Submission(shell_command("seq 200000"))).execution
         assert (await execution.wait()).exit_code == 0
-        excerpt = await execution.excerpt("stdout", 10 * MIB)
+        excerpt = await execution.view.excerpt("stdout", 10 * MIB)
         whole = b"".join(b"%d\n" % number for number in range(1, 200_001))
         assert excerpt.truncation is not None
         assert excerpt.truncation.total_bytes == len(whole)
@@ -93,11 +96,14 @@ async def test_with_the_state_dir_gone_commands_run_and_what_is_lost_is_said(
 
 async def test_with_the_logs_share_of_the_disk_used_up_what_is_lost_is_said(tmp_path: Path) -> None:
     async with running(tmp_path, state_bytes=MIB) as engine:
-        executions = [engine.run(shell_command("head -c 700000 /dev/zero")) for _ in range(3)]
+        executions = [
+            engine.submit(Submission(shell_command("head -c 700000 /dev/zero"))).execution
+            for _ in range(3)
+        ]
         for execution in executions:
             await execution.wait()
         assert engine._parts.store.used_bytes <= MIB
-        excerpts = [await execution.excerpt("stdout", 10 * MIB) for execution in executions]
+        excerpts = [await execution.view.excerpt("stdout", 10 * MIB) for execution in executions]
         assert any(excerpt.truncation is not None for excerpt in excerpts)
         for excerpt in excerpts:
             omitted = excerpt.truncation.omitted_bytes if excerpt.truncation else 0
@@ -112,7 +118,9 @@ async def test_a_slow_disk_loses_nothing_of_what_was_written_before_the_end(engi
         engine._parts.store.threads.submit(over.wait)
     # The output exceeds memory, so the pump waits for the disk. The rest fits into the pipe, so the
     # program ends meanwhile.
-    execution = engine.run(shell_command("head -c 320000 /dev/zero; echo end"))
+    execution = engine.submit(
+        Submission(shell_command("head -c 320000 /dev/zero; echo end"))
+    ).execution
     await wait_until_async(lambda: execution.output.streams["stdout"].spool is not None)
     slow = asyncio.get_running_loop().call_later(0.5, over.set)  # longer than the drain grace
     try:
@@ -128,7 +136,7 @@ async def test_a_hung_disk_does_not_keep_a_timeout_from_being_answered(engine: E
     try:
         for _ in range(4):
             engine._parts.store.threads.submit(over.wait)
-        execution = engine.run(shell_command("yes", timeout_seconds=0.3))
+        execution = engine.submit(Submission(shell_command("yes", timeout_seconds=0.3))).execution
         result = await asyncio.wait_for(execution.wait(), patience.seconds(5))
         assert result.exit_reason is ExitReason.TIMEOUT
     finally:
@@ -180,7 +188,7 @@ async def test_the_smaller_timeout_holds(tmp_path: Path) -> None:
             ({"timeout_seconds": 9.0}, 5.0),
             ({}, 5.0),
         ):
-            execution = engine.run(shell_command("true", **fields))
+            execution = engine.submit(Submission(shell_command("true", **fields))).execution
             assert execution.command.timeout_seconds == seconds
             await execution.wait()
 
@@ -191,7 +199,7 @@ async def test_the_smaller_timeout_holds(tmp_path: Path) -> None:
 def named(engine: Engine, script: str, name: str, **fields: Any) -> Execution:
     payload = script.encode()
     return engine.submit(
-        shell_command(script, **fields), execution_id=name, payload=payload
+        Submission(shell_command(script, **fields), execution_id=name, payload=payload)
     ).execution
 
 
@@ -225,7 +233,7 @@ async def test_a_name_that_is_taken_again_is_forgotten_for_nobody_but_the_first(
             runs.append(named(engine, script, "x", detached=True))
             await runs[-1].wait()
         assert runs[0] is not runs[1]
-        excerpt = await runs[1].excerpt("stdout", MIB)
+        excerpt = await runs[1].view.excerpt("stdout", MIB)
         # On a slow disk a log goes on in memory only, and lacks the middle.
         whole = excerpt.head + excerpt.tail
         assert whole.endswith(b"100001\n"), "the files of the first are not in the way"
@@ -271,10 +279,19 @@ async def test_what_was_accepted_and_waits_is_known_after_the_daemon_goes_down(
         assert (await engine.get("x").wait()).exit_reason is ExitReason.SHUTDOWN
 
 
+async def test_a_repeated_command_is_answered_though_its_session_is_gone(engine: Engine) -> None:
+    session = engine.sessions.declare(session_id="s")
+    submission = Submission(shell_command("echo $EXECD_SESSION_ID", session_id="s"), key="k")
+    first = engine.submit(submission)
+    assert (await finish(first.execution)).text == "s"
+    await engine.sessions.delete(session)
+    assert engine.submit(submission) == (first.execution, False)
+
+
 async def test_what_is_detached_in_its_course_is_kept_and_in_the_journal(tmp_path: Path) -> None:
     async with running(tmp_path, retention_seconds=0.0) as engine:
         run = engine.submit(
-            shell_command("echo begun; read line; echo done", stdin_open=True)
+            Submission(shell_command("echo begun; read line; echo done", stdin_open=True))
         ).execution
         await run.wait_started()
         assert journal_of(tmp_path) == {}
@@ -285,12 +302,14 @@ async def test_what_is_detached_in_its_course_is_kept_and_in_the_journal(tmp_pat
         await run.wait()
         assert engine.get(run.id) is run
     async with running(tmp_path) as engine:
-        assert (await engine.get(run.id).excerpt("stdout", MIB)).head == b"begun\ndone\n"
+        assert (await engine.get(run.id).view.excerpt("stdout", MIB)).head == b"begun\ndone\n"
 
 
 async def test_what_may_be_detached_is_kept_from_its_start(tmp_path: Path) -> None:
     async with running(tmp_path) as engine:
-        run = engine.submit(shell_command("sleep 1000", on_disconnect="detach")).execution
+        run = engine.submit(
+            Submission(shell_command("sleep 1000", on_disconnect="detach"))
+        ).execution
         await run.wait_started()
         assert run.id in journal_of(tmp_path)
         await engine.drain()
@@ -304,17 +323,21 @@ async def test_a_kept_result_outlives_the_need_of_its_disk(tmp_path: Path) -> No
         )
         await short.wait()
         await long.wait()
-        flood = engine.run(shell_command("head -c 700000 /dev/zero; sleep 1000"))
+        flood = engine.submit(
+            Submission(shell_command("head -c 700000 /dev/zero; sleep 1000"))
+        ).execution
         await wait_until_async(lambda: long.output.disk_bytes == 0, 10)
         assert named(engine, "echo done; exit 3", "short") is short
-        assert (await short.excerpt("stdout", MIB)).head == b"done\n"
+        assert (await short.view.excerpt("stdout", MIB)).head == b"done\n"
         assert named(engine, "head -c 300000 /dev/zero", "long") is long
-        cut = (await long.excerpt("stdout", MIB)).truncation
+        cut = (await long.view.excerpt("stdout", MIB)).truncation
         assert cut is not None
         assert (cut.total_bytes, cut.omitted_bytes) == (300_000, 300_000)
         with pytest.raises(RangeNotSatisfiable):
-            await long.read("stdout", 0, 10)
-        assert {type(event) for event in [event async for event in long.follow(0, text=True)]} == {
+            await long.view.read("stdout", 0, 10)
+        assert {
+            type(event) for event in [event async for event in long.view.follow(0, text=True)]
+        } == {
             ProgramStarted,
             Dropped,
             ExitedEvent,
@@ -331,7 +354,9 @@ async def test_what_a_restart_cut_off_has_what_was_on_disk_and_nothing_invented(
 ) -> None:
     async with running(tmp_path) as engine:
         argv = ["sh", "-c", "head -c 300000 /dev/zero; sleep 1000"]
-        run = engine.submit(Command(program=argv_program(argv)), execution_id="x").execution
+        run = engine.submit(
+            Submission(Command(program=argv_program(argv)), execution_id="x")
+        ).execution
         await wait_until_async(lambda: run.output.disk_bytes == 300_000, 10)
         for name in "journal", "logs/x.stdout":  # as a kill of the daemon leaves them
             (tmp_path / "left" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -362,7 +387,7 @@ async def test_what_a_restart_cut_off_has_what_was_on_disk_and_nothing_invented(
             "omitted_bytes": None,
             "url": "/v1/executions/x/stdout",
         }
-        assert await run.read("stdout", 299_990, 300_000) == b"\0" * 10
+        assert await run.view.read("stdout", 299_990, 300_000) == b"\0" * 10
 
 
 async def test_what_has_ended_costs_no_more_than_is_counted(tmp_path: Path) -> None:
@@ -371,7 +396,7 @@ async def test_what_has_ended_costs_no_more_than_is_counted(tmp_path: Path) -> N
         runs = []
         gc.collect()
         for number in range(3):
-            runs.append(engine.submit(command, execution_id=f"x{number}").execution)
+            runs.append(engine.submit(Submission(command, execution_id=f"x{number}")).execution)
             await runs[-1].wait()
             assert (
                 runs[-1].command.stdin,
@@ -434,10 +459,10 @@ async def test_capabilities_say_what_holds(tmp_path: Path) -> None:
 
 async def test_all_executions_have_ended_at_the_end_of_the_engine(tmp_path: Path) -> None:
     async with running(tmp_path, max_running=1) as engine:
-        runs = engine.run(shell_command("exec sleep 1000"))
+        runs = engine.submit(Submission(shell_command("exec sleep 1000"))).execution
         await runs.wait_started()
         runs.detach()
-        waits = engine.run(shell_command("true"))
+        waits = engine.submit(Submission(shell_command("true"))).execution
     assert (await runs.wait()).exit_reason is ExitReason.INIT_KILLED
     assert waits.state is State.EXITED
     assert not waits.may_have_run
@@ -529,7 +554,7 @@ async def test_uploads_are_synced_where_the_setting_says_so(
 
 
 async def submitted(engine: Engine, script: str, key: str) -> tuple[Outcome, bool]:
-    made = engine.submit(shell_command(script), key=key)
+    made = engine.submit(Submission(shell_command(script), key=key))
     return await finish(made.execution), made.is_new
 
 
@@ -610,15 +635,18 @@ async def test_disk_that_hangs_holds_up_no_execution_for_good_and_the_reply_says
     os.close(stuck)
     async with running(tmp_path) as engine:
         for key in "hung-0", "hung-1", "hung-2", "well":  # written late, and in order
-            again = engine.submit(shell_command("echo ran"), key=key)
+            again = engine.submit(Submission(shell_command("echo ran"), key=key))
             assert (again.is_new, (await again.execution.wait()).exit_code) == (False, 0)
 
 
 async def test_command_is_found_by_its_pid_and_by_its_tag(engine: Engine) -> None:
     first, second = (
-        engine.run(shell_command("sleep 600", tag="same", on_disconnect="detach")) for _ in range(2)
+        engine.submit(
+            Submission(shell_command("sleep 600", tag="same", on_disconnect="detach"))
+        ).execution
+        for _ in range(2)
     )
-    other = engine.run(shell_command("sleep 600", on_disconnect="detach"))
+    other = engine.submit(Submission(shell_command("sleep 600", on_disconnect="detach"))).execution
     for execution in (first, second, other):
         await execution.wait_started()
     assert list(engine.running_commands()) == [first, second, other]
@@ -644,7 +672,7 @@ async def test_reader_gets_the_bytes_that_it_does_not_have(engine: Engine) -> No
     assert outcome.result.exit_code == 0
     events = [
         event
-        async for event in outcome.execution.follow(
+        async for event in outcome.execution.view.follow(
             0, text=False, heartbeat_seconds=1.0, known={"stdout": 4, "stderr": 99}
         )
     ]

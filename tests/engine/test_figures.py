@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from execd.engine.sessions.cell_run import CellOptions
+from execd.engine.executions.submission import CellOptions, Submission
 from execd.engine.sessions.session_state import SessionState
 from execd.model import Command, ExitReason, Program
 from tests.engine.conftest import running, sh, shell_command
@@ -48,10 +48,11 @@ async def test_each_part_has_its_memory_and_its_cpu_time(engine: Engine) -> None
     assert before.warden.processes is not None
     assert before.memory.sessions_bytes == 0
     command = Command(program=Program(argv=(), display="x = bytearray(64 << 20)", is_code=True))
-    submitted = engine.run_cell("a", command, CellOptions(), create=True)
+    options = CellOptions(session_id="a", makes_session=True)
+    submitted = engine.submit(Submission(command, options))
     await submitted.execution.wait()
     large = "exec python3 -c 'import time; x = bytearray(64 << 20); print(1); time.sleep(60)'"
-    execution = engine.run(shell_command(large))
+    execution = engine.submit(Submission(shell_command(large))).execution
     await sh(engine, SPIN)
 
     def has_all(found: Stats) -> bool:
@@ -117,7 +118,9 @@ async def test_counts_are_those_of_the_engine(tmp_path: Path) -> None:
     async with running(tmp_path) as engine:
         await sh(engine, "printf 123")
         await sh(engine, "kill -9 $$")
-        kept = engine.submit(shell_command("printf 12345"), key="a", payload=b"x").execution
+        kept = engine.submit(
+            Submission(shell_command("printf 12345"), key="a", payload=b"x")
+        ).execution
         await kept.wait()
         found = engine.stats()
         ended = {reason: count for reason, count in found.executions.ended.items() if count}

@@ -10,6 +10,7 @@ import pytest
 
 from execd import allocator
 from execd.engine import housekeeping
+from execd.engine.executions.submission import Submission
 from execd.engine.housekeeping import Housekeeper
 from execd.model import ExitReason
 from tests.engine.conftest import running, sh, shell_command
@@ -111,7 +112,7 @@ async def test_the_next_round_is_after_the_oldest_execution_is_too_old(tmp_path:
 async def test_rounds_go_on_while_a_command_runs(tmp_path: Path) -> None:
     """The command may fill the disk, or remove the state dir."""
     async with running(tmp_path) as engine:
-        execution = engine.run(shell_command("sleep 1000"))
+        execution = engine.submit(Submission(shell_command("sleep 1000"))).execution
         n_rounds = 0
         tidy = engine.retention.tidy
 
@@ -128,7 +129,9 @@ async def test_rounds_go_on_while_a_command_runs(tmp_path: Path) -> None:
 
 async def test_executions_of_a_former_daemon_have_a_round_too(tmp_path: Path) -> None:
     async with running(tmp_path) as engine:
-        submitted = engine.submit(shell_command("true"), execution_id="kept", key=None, payload=b"")
+        submitted = engine.submit(
+            Submission(shell_command("true"), execution_id="kept", key=None, payload=b"")
+        )
         await submitted.execution.wait()
     async with running(tmp_path) as engine:
         assert timer_of(engine) is not None

@@ -17,8 +17,8 @@ from execd.engine import assembly
 from execd.engine import restores as restores_module
 from execd.engine.engine import Engine
 from execd.engine.executions.command import code_program
+from execd.engine.executions.submission import CellOptions, Submission
 from execd.engine.restore_detector import GAP_SECONDS, Readings, Restore
-from execd.engine.sessions.cell_run import CellOptions
 from execd.engine.spec_environment import SpecEnvironment
 from execd.model import Command, ExitReason, State
 from execd.proc.checkpoint_file import CheckpointFile
@@ -81,7 +81,7 @@ async def engine(tmp_path: Path, sandbox: Sandbox) -> AsyncIterator[Engine]:
 
 
 async def begun(engine: Engine, script: str = SLEEP, **fields: object) -> Execution:
-    execution = engine.run(shell_command(script, **fields))
+    execution = engine.submit(Submission(shell_command(script, **fields))).execution
     await execution.wait_started()
     return execution
 
@@ -177,7 +177,7 @@ async def test_a_client_with_a_key_is_expected_back_from_the_restore_on(
 ) -> None:
     async with running(tmp_path, sandbox, reattach_seconds=30.0) as engine:
         command = shell_command(SLEEP)
-        execution = engine.submit(command, key="k", payload=b"p").execution
+        execution = engine.submit(Submission(command, key="k", payload=b"p")).execution
         await execution.wait_started()
         with execution.attach():
             pass  # the grace has begun
@@ -188,7 +188,7 @@ async def test_a_client_with_a_key_is_expected_back_from_the_restore_on(
         assert before.cancelled()
         assert execution.readers._reattach is not before
         assert not execution.command.detached
-        assert engine.submit(command, key="k", payload=b"p").execution is execution
+        assert engine.submit(Submission(command, key="k", payload=b"p")).execution is execution
         execution.end(ExitReason.CANCELED, 0.0)
         await execution.wait()
 
@@ -227,10 +227,11 @@ async def test_a_session_keeps_its_state_and_draws_other_numbers(
 
 async def run_cell(engine: Engine, code: str) -> str:
     command = Command(program=code_program(code))
-    execution = engine.run_cell("s", command, CellOptions(), create=True).execution
+    options = CellOptions(session_id="s", makes_session=True)
+    execution = engine.submit(Submission(command, options)).execution
     result = await execution.wait()
     assert result.exit_reason is ExitReason.EXITED, result
-    return (await execution.excerpt("stdout", 1000)).head.decode()
+    return (await execution.view.excerpt("stdout", 1000)).head.decode()
 
 
 async def test_the_daemon_draws_other_numbers(engine: Engine, sandbox: Sandbox) -> None:

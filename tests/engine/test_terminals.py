@@ -40,7 +40,7 @@ async def test_search_path_of_the_caller_does_not_hide_the_shell(engine: Engine)
     terminal = engine.terminals.create(command="echo $0; exit 3")
     execution = engine.terminals.start(terminal, has_terminal=False, env={"PATH": "/nowhere"})
     assert (await execution.wait()).exit_code == 3
-    assert await execution.read("stdout", 0, 5) == b"bash\n"
+    assert await execution.view.read("stdout", 0, 5) == b"bash\n"
 
 
 async def test_deletion_ends_the_shell_and_forgets_the_name(engine: Engine) -> None:

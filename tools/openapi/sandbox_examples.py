@@ -52,7 +52,6 @@ CAPABILITIES = {
         "cpus": 2.0,
         "max_running": 256,
         "max_starting": 4,
-        "max_starting_short": 16,
         "starting_seconds": 0.5,
         "running": 1,
         "queued": 0,

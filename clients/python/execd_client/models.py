@@ -23,7 +23,6 @@ class CommandCapabilities(Struct, frozen=True, kw_only=True):
     cpus: float
     max_running: int
     max_starting: int
-    max_starting_short: int
     starting_seconds: float
     running: int
     queued: int

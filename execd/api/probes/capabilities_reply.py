@@ -146,13 +146,6 @@ class CommandCapabilities(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Meta(description="How many commands may be in their first moments at once."),
     ]
-    max_starting_short: Annotated[
-        int,
-        Meta(
-            description="The same while commands are short: 16 in a row have ended in their first "
-            "moments with less than 4 ms of CPU time. With `--max-starting` there is no difference."
-        ),
-    ]
     starting_seconds: Annotated[
         float,
         Meta(description="How long the first moments of a command last."),

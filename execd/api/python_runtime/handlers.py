@@ -40,6 +40,7 @@ from execd.api.wire.route import BYTES, FORM, PATH, Route
 from execd.api.wire.targets import path_below
 from execd.api.wire.tracing import trace_environment
 from execd.engine.executions.command import shell_program
+from execd.engine.executions.submission import Submission
 from execd.errors import (
     Conflict,
     ExecdError,
@@ -172,9 +173,10 @@ async def execute(request: web.Request) -> web.StreamResponse:
         keeps_order=False,
         origin=origin,
     )
-    execution = engine.run(
+    submission = Submission(
         command, request_key=request_key(request.headers.get("X-Request-ID"), body)
     )
+    execution = engine.submit(submission).execution
     note_started(request, execution, origin)
     with execution.attach() as attachment:
         early = EarlyHeaders(request, engine.config.execute_heartbeat_seconds)

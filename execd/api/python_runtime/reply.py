@@ -83,11 +83,12 @@ async def make_reply(execution: Execution, limit_bytes: int) -> ExecuteReply:
     result = await execution.wait()
     texts: dict[str, str] = {}
     cuts: dict[str, OmittedOutput] = {}
+    view = execution.view
     for stream in STREAMS:
-        if not execution.total_bytes(stream):
+        if not view.total_bytes(stream):
             texts[stream] = ""
             continue
-        text, cut = output_text.render(await execution.excerpt(stream, limit_bytes))
+        text, cut = output_text.render(await view.excerpt(stream, limit_bytes))
         texts[stream] = text
         if cut is not None:
             cuts[stream] = OmittedOutput(**msgspec.structs.asdict(cut))
@@ -123,16 +124,10 @@ def append_reason(stderr: str, result: Result, timeout_seconds: float) -> str:
         case ExitReason.EXITED | ExitReason.SIGNALED:
             return stderr
         case ExitReason.TIMEOUT:
-            return output_text.append_line(
-                stderr, f"Command timed out after {timeout_seconds:g} seconds"
-            )
+            line = f"Command timed out after {timeout_seconds:g} seconds"
         case ExitReason.SPAWN_FAILED:
-            return output_text.append_line(
-                stderr, f"Failed to execute command: {replace_surrogates(result.message)}"
-            )
+            line = f"Failed to execute command: {result.message}"
         case reason:
-            return output_text.append_line(
-                stderr,
-                f"Command ended by execd: {reason}"
-                + (f" ({replace_surrogates(result.message)})" if result.message else ""),
-            )
+            line = f"Command ended by execd: {reason}"
+            line += f" ({result.message})" if result.message else ""
+    return output_text.append_line(stderr, replace_surrogates(line))

@@ -275,7 +275,7 @@ class Viewer:
         """Yield stdout from ``offset`` on and the JSON messages. None stands for a heartbeat."""
         execution, config = self._execution, self._config
         # By event, not by offset alone: events tell of new bytes and of holes in the log.
-        async with aclosing(execution.follow_stream("stdout", offset)) as followed:
+        async with aclosing(execution.view.follow_stream("stdout", offset)) as followed:
             async for event in followed:
                 match event:
                     case ProgramStarted():

@@ -127,7 +127,9 @@ def render_events(
 
     Raises Gone, at the call and not at the first event.
     """
-    return _render(execution.follow(after, text=encoding == "text"), execution, encoding, config)
+    return _render(
+        execution.view.follow(after, text=encoding == "text"), execution, encoding, config
+    )
 
 
 async def in_parts(

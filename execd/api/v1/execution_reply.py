@@ -70,7 +70,7 @@ async def full_reply(
     )
     cuts: dict[str, StreamTruncation | DisplaysTruncation] = {}
     for stream in streams:
-        excerpt = await execution.excerpt(stream, limit_bytes)
+        excerpt = await execution.view.excerpt(stream, limit_bytes)
         if encoding == "base64":
             # Head and tail side by side: a marker would be decoded as a piece of the output.
             fields[f"{stream}_base64"] = base64.b64encode(excerpt.head + excerpt.tail).decode()

@@ -39,6 +39,7 @@ from execd.api.wire.origins import note_started, origin_of
 from execd.api.wire.replies import json_reply
 from execd.api.wire.route import BYTES, Route
 from execd.api.wire.tracing import trace_environment
+from execd.engine.executions.submission import Submission
 from execd.errors import (
     Conflict,
     Gone,
@@ -53,7 +54,7 @@ from execd.model import STREAMS, State
 if TYPE_CHECKING:
     from execd.api.wire.encoders import Encoder
     from execd.engine.executions.execution import Execution
-    from execd.engine.executions.idempotency import Submitted
+    from execd.engine.executions.submission import Submitted
     from execd.model import Stream
 
 # Routers give up on a reply if no header has come for 30 s.
@@ -224,10 +225,12 @@ async def create(request: web.Request) -> web.StreamResponse:
         parsed, trace_environment(request.headers.get("traceparent")), origin
     )
     submitted = engine.submit(
-        await engine.with_account(command),
-        execution_id=parsed.id,
-        key=key,
-        payload=execution_request.payload(parsed) if key or parsed.id else b"",
+        Submission(
+            await engine.with_account(command),
+            execution_id=parsed.id,
+            key=key,
+            payload=execution_request.payload(parsed) if key or parsed.id else b"",
+        )
     )
     execution, headers = submitted.execution, submission_headers(submitted)
     note_started(request, execution, origin)
@@ -380,8 +383,8 @@ async def output(request: web.Request, stream: Stream) -> web.StreamResponse:
     """
     parse_query(request.query, NoQuery)
     execution = execution_of(request)
-    await execution.look(stream)
-    total_bytes = execution.total_bytes(stream)
+    await execution.view.refresh_size(stream)
+    total_bytes = execution.view.total_bytes(stream)
     start, stop, http_status = 0, total_bytes, 200
     headers = {"Accept-Ranges": "bytes"}
     # RFC 9110 §14.2: a Range has a meaning with GET only.
@@ -401,7 +404,7 @@ async def output(request: web.Request, stream: Stream) -> web.StreamResponse:
             while start < stop:
                 end = min(stop, start + CHUNK_BYTES)
                 try:
-                    await response.write(await execution.read(stream, start, end))
+                    await response.write(await execution.view.read(stream, start, end))
                 except RangeNotSatisfiable as error:
                     raise Conflict(error.message) from error
                 start = end
@@ -420,7 +423,7 @@ def refuse_hole(execution: Execution, stream: Stream, start: int, stop: int) -> 
         raise RangeNotSatisfiable(
             f"{stream}: the bytes from {hole_start} to {hole_end - 1} were not kept; ask for a "
             "range before or after them",
-            size_bytes=execution.total_bytes(stream),
+            size_bytes=execution.view.total_bytes(stream),
             hole={"offset": hole_start, "size_bytes": hole_end - hole_start},
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -12,7 +12,7 @@ from msgspec import Meta
 from execd.api.v1.execution_request import ID_RULE, Language, LimitsRequest, Seconds
 from execd.api.wire.fields import parse_json, without_defaults
 from execd.engine.executions.command import code_program
-from execd.engine.sessions.cell_run import CellOptions
+from execd.engine.executions.submission import CellOptions
 from execd.errors import InvalidArgument
 from execd.model import NO_ORIGIN, Command, Limits
 
@@ -166,8 +166,10 @@ def to_command(asked: CellRequest, origin: Origin = NO_ORIGIN) -> Command:
     )
 
 
-def to_options(asked: CellRequest) -> CellOptions:
+def to_options(asked: CellRequest, **of_session: Any) -> CellOptions:
+    """``of_session``: what the options say of the session."""
     return CellOptions(
+        **of_session,
         on_busy=asked.on_busy or "queue",
         expect_generation=asked.expect_generation,
         allow_input=bool(asked.allow_input),

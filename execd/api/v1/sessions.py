@@ -41,6 +41,8 @@ from execd.api.wire.keys import ENGINE
 from execd.api.wire.origins import note_started, origin_of
 from execd.api.wire.replies import json_reply
 from execd.api.wire.route import Route
+from execd.engine.executions.submission import Submission
+from execd.engine.sessions.session_table import check_id
 from execd.errors import (
     Conflict,
     Gone,
@@ -53,7 +55,7 @@ from execd.errors import (
 
 if TYPE_CHECKING:
     from execd.api.v1.execution_types import Encoding
-    from execd.engine.executions.idempotency import Submitted
+    from execd.engine.executions.submission import Submitted
     from execd.engine.sessions.session import Session
 
 DEFAULT_VARIABLES = 1000
@@ -392,15 +394,14 @@ async def execute(request: web.Request) -> web.StreamResponse:
     session_id = request.match_info["id"]
     key = idempotency_key(request.headers.get("Idempotency-Key"))
     origin = origin_of(request, "v1")
-    submitted = engine.run_cell(
-        session_id,
+    submission = Submission(
         session_request.to_command(parsed, origin),
-        session_request.to_options(parsed),
-        create=query.create,
+        session_request.to_options(parsed, session_id=session_id, makes_session=query.create),
         execution_id=parsed.id,
         key=key,
         payload=session_request.payload(parsed, session_id) if key or parsed.id else b"",
     )
+    submitted = engine.submit(submission)
     note_started(request, submitted.execution, origin)
     return await _reply_to_cell(request, submitted, query.encoding, detached=bool(parsed.detach))
 
@@ -418,15 +419,23 @@ async def code(request: web.Request) -> web.StreamResponse:
             command, timeout_seconds=engine.config.code_timeout_seconds
         )
     key = idempotency_key(request.headers.get("Idempotency-Key"))
-    submitted = engine.run_code(
-        command,
-        session_request.to_options(parsed),
+    if parsed.session_id is not None:
+        check_id(parsed.session_id, "session_id")
+    options = session_request.to_options(
+        parsed,
         session_id=parsed.session_id,
-        keep=bool(parsed.keep),
+        makes_session=True,
+        keeps_env=True,
+        is_last=parsed.session_id is None and not parsed.keep,
+    )
+    submission = Submission(
+        command,
+        options,
         execution_id=parsed.id,
         key=key,
         payload=session_request.code_payload(parsed) if key or parsed.id else b"",
     )
+    submitted = engine.submit(submission)
     note_started(request, submitted.execution, origin)
     return await _reply_to_cell(request, submitted, query.encoding, detached=bool(parsed.detach))
 

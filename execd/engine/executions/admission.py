@@ -5,11 +5,6 @@ them are in their first moments: loading a program takes much CPU time, and a cr
 programs keeps the daemon from its own CPU. The first moments of a command are over when the command
 ends (``leave``), when the command is idle (``has_started``), or after ``starting_seconds``.
 
-Beside a crowd of short commands the second bound would leave CPU time unused: each start waits
-until the caller has noted an end. So after SHORT_RUN short commands in a row at most
-``max_starting_short`` are in their first moments, until a heavy command shows that programs take
-long to load. A short command ends in its first moments and takes little CPU time.
-
 One queue, first in first out, waits for both bounds. The caller decides how long a command waits.
 """
 
@@ -17,9 +12,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from enum import StrEnum
-
-# Where a command in ten is heavy, the latest 16 are all short with a probability of 0.19.
-SHORT_RUN = 16
 
 
 class Decision(StrEnum):
@@ -37,21 +29,16 @@ class Admission:
         max_running: int,
         max_queued: int,
         max_starting: int,
-        max_starting_short: int,
         starting_seconds: float,
     ) -> None:
-        assert max_starting_short >= max_starting
         self.max_running = max_running
         self.max_queued = max_queued
         self.max_starting = max_starting
-        self.max_starting_short = max_starting_short
         self.starting_seconds = starting_seconds
         self._running: set[str] = set()
         self._starting: OrderedDict[str, float] = OrderedDict()
         """Running commands in their first moments, with the time of their start; oldest first."""
         self._queue: OrderedDict[str, None] = OrderedDict()
-        self._n_short = 0
-        """Short commands that have left since the latest heavy start."""
 
     @property
     def running(self) -> int:
@@ -66,7 +53,7 @@ class Admission:
         """When the oldest start is over by age; None if no command waits for that."""
         if not self._queue or len(self._running) >= self.max_running:
             return None
-        assert len(self._starting) >= self._bound, (
+        assert len(self._starting) >= self.max_starting, (
             "no command waits beside a free place and a free start"
         )
         return next(iter(self._starting.values())) + self.starting_seconds
@@ -86,18 +73,14 @@ class Admission:
             return Decision.WAIT
         return Decision.REFUSE
 
-    def leave(self, key: str, now: float, *, took_little: bool = False) -> list[str]:
-        """Give up a place, running or waiting. Return the keys of the commands to run now.
-
-        ``took_little``: the command's CPU time is that of a short command.
-        """
+    def leave(self, key: str, now: float) -> list[str]:
+        """Give up a place, running or waiting. Return the keys of the commands to run now."""
         self._forget_old_starts(now)
         if key in self._queue:
             del self._queue[key]
         else:
             self._running.remove(key)
-            if self._starting.pop(key, None) is not None:
-                self._n_short = self._n_short + 1 if took_little else 0
+            self._starting.pop(key, None)
         return self.let_in(now) if self._queue else []
 
     def has_started(self, key: str, now: float) -> list[str]:
@@ -118,13 +101,8 @@ class Admission:
         return admitted
 
     @property
-    def _bound(self) -> int:
-        """How many commands may be in their first moments now."""
-        return self.max_starting if self._n_short < SHORT_RUN else self.max_starting_short
-
-    @property
     def _has_room(self) -> bool:
-        return len(self._running) < self.max_running and len(self._starting) < self._bound
+        return len(self._running) < self.max_running and len(self._starting) < self.max_starting
 
     def _run(self, key: str, now: float) -> None:
         assert key not in self._running
@@ -134,4 +112,3 @@ class Admission:
     def _forget_old_starts(self, now: float) -> None:
         while self._starting and next(iter(self._starting.values())) + self.starting_seconds <= now:
             self._starting.popitem(last=False)
-            self._n_short = 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import math
 import signal
 import time
 from typing import TYPE_CHECKING
@@ -76,8 +75,6 @@ class CommandRunner:
         """The execution, which has ended, and the pumps of pipes that other processes hold."""
         self._stands_for_dash = False
         """The program runs in the place of a dash that would report the program's end."""
-        self._cpu_seconds = math.inf
-        """Of the ended program."""
         self._has_arrived = False
         if after is None or after.done():
             self.turn = self._arrive()
@@ -126,7 +123,7 @@ class CommandRunner:
             make_spool = self._context.spool_maker(execution.id, execution.command.limits)
             self._context.held_pipes.take(execution.id, execution.output, pumps, make_spool)
         if self._has_arrived:
-            self._starts.leave(self._id, self._cpu_seconds)
+            self._starts.leave(self._id)
 
     # For callers, while the program runs.
 
@@ -247,7 +244,6 @@ class CommandRunner:
             ended = await deadlines.unless_overdue(child.exited)
             if isinstance(ended, Exited):
                 ended_at, spawn_seconds = ended.at, ended.spawn_seconds
-                self._cpu_seconds = ended.user_seconds + ended.system_seconds
             else:
                 ended_at, spawn_seconds = time.monotonic(), 0.0
             duration_seconds = round(ended_at - child.spawned_at + spawn_seconds, 6)

@@ -1,5 +1,6 @@
-"""An execution: the record of a run from the queue to its result. The execution has a runner, and
-the runner starts and ends a program: ``command_run`` for commands, ``cell_run`` for cells.
+"""An execution: a run from the queue to its result. The execution is its own record
+(``execution_record``) and has a runner, which starts and ends a program: ``command_run`` for
+commands, ``cell_run`` for cells.
 
 Each execution has one task, ``_live``: wait for a turn, start the program, await its end, write the
 result down. Everything else only reports an event (``state``): the deadline's timer and ``end`` ask
@@ -23,45 +24,41 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
-import sys
 import time
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 import msgspec
 
 from execd.engine.executions.deadlines import Deadlines
-from execd.engine.executions.end_log import end_fields, log_end, logger, named_reason
-from execd.engine.executions.end_message import end_message
+from execd.engine.executions.end_words import end_fields, in_words, named_reason
+from execd.engine.executions.execution_record import ExecutionRecord
 from execd.engine.executions.readers import Readers
 from execd.engine.executions.state import ExecutionEvent, ExecutionPhase, advance
-from execd.engine.output.follow import NOTHING_KNOWN, follow, follow_stream
+from execd.engine.output.follow import OutputView
 from execd.errors import (
     Conflict,
     ExecdError,
     Internal,
-    RangeNotSatisfiable,
     ResourceExhausted,
     Unavailable,
 )
-from execd.model import DiskExcess, ExitReason, Result, State
+from execd.model import TIMEOUTS, DiskExcess, ExitReason, Result, State
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Mapping
+    from collections.abc import Awaitable
 
     from execd.engine.executions.context import EngineContext
-    from execd.engine.executions.end_log import EndFields
+    from execd.engine.executions.end_words import EndFields
+    from execd.engine.executions.execution_record import Registration
     from execd.engine.executions.readers import Attachment
-    from execd.engine.output.follow import FollowedEvent
-    from execd.engine.output.log import Excerpt
-    from execd.model import CellFacts, Command, StartedBy, Stream
+    from execd.model import CellFacts, Command, Stream
 
 log = logging.getLogger(__name__)
+end_logger = logging.getLogger("execd.executions")
 
 # The answer to a timeout: its grace (0.25 s by default) for TERM, the rest for KILL, within the
 # promised 0.5 s.
 TIMEOUT_ANSWER_SECONDS = 0.45
-TIMEOUTS = (ExitReason.TIMEOUT, ExitReason.NO_OUTPUT_TIMEOUT)
 # Causes that end no descendants of a program that has ended before.
 SPARING = (*TIMEOUTS, ExitReason.CLIENT_DISCONNECTED)
 # Any other end, after its grace: the time that the warden gives a kill before it names survivors,
@@ -69,25 +66,15 @@ SPARING = (*TIMEOUTS, ExitReason.CLIENT_DISCONNECTED)
 KILL_ANSWER_SECONDS = 3.0
 
 
-class Registration(NamedTuple):
-    """The names of an execution."""
-
-    id: str
-    key: str | None = None
-    """Digest of the idempotency key."""
-    payload: str = ""
-    """Digest of the request; empty for an execution without a key and without a caller's name."""
-    is_kept: bool = False
-    """Whether the journal has the execution from the start on. The caller may ask after a restart
-    for an execution with a key, for an execution with a name of the caller's, and for a detached
-    execution."""
-
-
 class Keeper(Protocol):
     """Remembers executions (``retention``)."""
 
-    async def begin(self, execution: Execution) -> None:
-        """Journal that the execution was accepted."""
+    def begin(self, execution: Execution) -> None:
+        """Journal that the execution was accepted, if it is kept and the journal does not have
+        it."""
+
+    async def journaled(self, execution: Execution) -> None:
+        """Wait until the journal has what a caller may be told: that the execution is accepted."""
 
     async def finish(self, execution: Execution) -> None:
         """Journal how the execution ended, before any caller is told."""
@@ -151,50 +138,26 @@ class Runner(Protocol):
     def resize(self, cols: int, rows: int) -> None: ...
 
 
-class Execution:
+class Execution(ExecutionRecord):
     """See the module's text. The engine creates executions, inside its loop, and calls ``begin``.
 
     ``runner`` is None for an execution of a former daemon (``records``), which has EXITED.
     """
 
     __slots__ = (
-        "__weakref__",
         "_arrived",
         "_context",
         "_has_begun",
-        "_journaling",
         "_keeper",
         "_loop",
         "_pending_end",
         "_remains",
         "_task",
         "_waiting",
-        "cause",
-        "cause_at",
-        "cell",
-        "command",
-        "created_at",
         "deadlines",
-        "ended_at",
-        "ended_monotonic",
-        "error",
-        "excess",
         "has_open_request",
-        "id",
-        "is_journaled",
-        "is_kept",
-        "key",
-        "may_have_run",
-        "not_journaled",
-        "output",
-        "payload",
-        "phase",
-        "pid",
         "readers",
-        "result",
         "runner",
-        "started_at",
-        "started_by",
     )
 
     def __init__(
@@ -206,37 +169,15 @@ class Execution:
         runner: Runner | None,
         cell: CellFacts | None = None,
     ) -> None:
-        self.id, self.key, self.payload, self.is_kept = registration
-        self.is_journaled = False
-        """Whether the journal has the execution, or will have it before any later record."""
-        self.not_journaled: str | None = None
-        """Why the journal could not take the execution: after a restart of the daemon a repeated
-        request may run the program again."""
-        self.command = command
-        self.cell = cell
-        self.phase = ExecutionPhase.EXITED if runner is None else ExecutionPhase.QUEUED
-        self.may_have_run = False
-        """Whether a start of the program was ever requested."""
-        self.cause: ExitReason | None = None
-        """The first cause of an end."""
-        self.cause_at = -math.inf
-        """When the cause arose, on the monotonic clock. A program that ended earlier ended by
-        itself; -inf: the cause needs no clock."""
-        self.excess: int | DiskExcess | None = None
-        """What was over a limit of the tree, or over the limit of a directory, if that is the cause
-        and is known."""
-        self.result: Result | None = None
-        self.error: ExecdError | None = None
-        self.pid: int | None = None
-        self.started_by: StartedBy | None = None
-        """None: a cell, or not started, or started by a daemon that did not record the way."""
-        self.created_at = time.time()
-        self.started_at: float | None = None
-        self.ended_at: float | None = None
-        self.ended_monotonic = 0.0
+        super().__init__(
+            registration,
+            command,
+            context.make_log(registration.id, command.limits),
+            ExecutionPhase.EXITED if runner is None else ExecutionPhase.QUEUED,
+            cell,
+        )
         self.readers = Readers(self._abandon)
         self._loop = context.loop
-        self.output = context.make_log(self.id, command.limits)
         self.deadlines = Deadlines(
             self._end_overrun, self._sample, context.look_for_restore, self._loop
         )
@@ -250,7 +191,6 @@ class Execution:
         """Grace and cause of an end requested before the program ran."""
         self._waiting: list[asyncio.Future[None]] = []
         """Callers that wait for the start or the end."""
-        self._journaling: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._has_begun = False
         self.has_open_request = False
@@ -262,32 +202,9 @@ class Execution:
         assert self.phase is ExecutionPhase.QUEUED
         assert self._task is None
         if self.command.detached:  # the caller is told now that the execution is accepted
-            self._begin_journal()
+            self._keeper.begin(self)
         self._task = self._loop.create_task(self._live(), name=f"execution-{self.id}")
         return self
-
-    @property
-    def state(self) -> State:
-        """The phase as the wire shows it."""
-        if self.phase is ExecutionPhase.EXITED:
-            return State.EXITED
-        return State.QUEUED if self.started_at is None else State.RUNNING
-
-    @property
-    def outcome(self) -> Result | None:
-        """The result, once the execution has ended. For an execution that an error kept from
-        running: a result with the error's message. None after a fault of execd in the middle of a
-        run: nobody knows how the program ended."""
-        if self.phase is not ExecutionPhase.EXITED:  # ``result`` is set slightly earlier
-            return None
-        if self.error is None or self.may_have_run:
-            return self.result
-        return Result(
-            exit_code=None,
-            term_signal=None,
-            exit_reason=self.cause or ExitReason.SPAWN_FAILED,
-            message=self.error.message,
-        )
 
     # For dialects.
 
@@ -298,11 +215,6 @@ class Execution:
             self._context.config.reattach_seconds if self.is_repeatable else 0.0
         )
         return self.readers.attach()
-
-    @property
-    def is_repeatable(self) -> bool:
-        """Whether a repeated request finds the execution: by a key or by the caller's name."""
-        return bool(self.payload)
 
     def _abandon(self) -> None:
         if self.command.detached or self.command.on_disconnect == "detach":
@@ -331,37 +243,20 @@ class Execution:
         request's log line; nothing if the execution goes on, and logs its end by itself."""
         assert self.has_open_request
         self.has_open_request = False
-        return self._end_fields() if self.phase is ExecutionPhase.EXITED else None
+        return end_fields(self) if self.phase is ExecutionPhase.EXITED else None
 
     def log_end(self) -> None:
         """Write a log line for the end, which no request's line tells."""
-        if logger.isEnabledFor(logging.INFO):
-            log_end(self.command.origin.request_id, self._end_fields())
-
-    def _end_fields(self) -> EndFields:
-        session_id = self.command.session_id if self.cell is None else self.cell.session_id
-        return end_fields(
-            self.id,
-            session_id,
-            self.command,
-            self.outcome,
-            self.excess,
-            self._refusal,
-            self.started_by,
-        )
-
-    @property
-    def _refusal(self) -> ExecdError | None:
-        """The error that kept the program from being started."""
-        return None if self.may_have_run else self.error
+        if end_logger.isEnabledFor(logging.INFO):
+            request_id = self.command.origin.request_id
+            end_logger.info("execution", extra={"request_id": request_id, **end_fields(self)})
 
     def count_end(self) -> None:
         """Add the end to the engine's counters, in the words of the log line."""
         outcome, streams = self.outcome, self.output.streams
-        reason = named_reason(outcome, self._refusal)
         self._context.counters.record_end(
             self.command.origin.dialect,
-            reason,
+            named_reason(self),
             outcome.duration_seconds
             if outcome is not None and self.started_at is not None
             else None,
@@ -393,36 +288,9 @@ class Execution:
         assert self.result is not None
         return self.result
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether the execution has ended without having run, so that its name is free."""
-        return (
-            self.error is not None and self.phase is ExecutionPhase.EXITED and not self.may_have_run
-        )
-
-    def refuse_failed(self) -> None:
-        """Raise the error that kept the program from running, if there is such an error."""
-        if self.error is not None:
-            # Without this the traceback would grow with each raise.
-            raise self.error.with_traceback(None)
-
     async def journaled(self) -> None:
         """Wait until the journal has what a caller may be told: that the execution is accepted."""
-        if self._journaling is not None:
-            # Unlike ``await``, asyncio.wait does not cancel the task with the waiting one.
-            await asyncio.wait((self._journaling,))
-
-    async def journal(self) -> None:
-        """Journal that the execution is accepted, and wait as ``journaled``."""
-        self._begin_journal()
-        await self.journaled()
-
-    def _begin_journal(self) -> None:
-        if self.is_kept and not self.is_journaled:
-            self.is_journaled = True
-            self._journaling = asyncio.create_task(
-                self._keeper.begin(self), name=f"journaling-{self.id}"
-            )
+        await self._keeper.journaled(self)
 
     def end(self, cause: ExitReason, grace_seconds: float, *, at: float | None = None) -> None:
         """End the program and all its descendants. The first cause becomes the reason; later calls
@@ -493,7 +361,7 @@ class Execution:
         # An execution that has ended is not journaled now: no record would say how it ended.
         if self.phase is not ExecutionPhase.EXITED:
             self.is_kept = True
-            self._begin_journal()
+            self._keeper.begin(self)
 
     def signal(self, number: int) -> None:
         """Signal the program's process group. Raises Conflict if the program is not running."""
@@ -533,76 +401,10 @@ class Execution:
             )
         return self.runner
 
-    # Its output, for dialects.
-
-    async def excerpt(self, stream: Stream, limit_bytes: int) -> Excerpt:
-        """Return the part of a stream that fits into a reply."""
-        return await self.output.streams[stream].excerpt(limit_bytes)
-
-    def follow(
-        self,
-        after: int,
-        *,
-        text: bool,
-        heartbeat_seconds: float | None = None,
-        known: Mapping[Stream, int] = NOTHING_KNOWN,
-    ) -> AsyncGenerator[FollowedEvent, None]:
-        """Yield the events after event number ``after``, past and future ones. Raises Gone.
-
-        ``heartbeat_seconds`` None: the daemon's setting. ``known``: by stream, the offset up to
-        which the reader has the bytes.
-        """
-        if heartbeat_seconds is None:
-            heartbeat_seconds = self._context.config.stream_heartbeat_seconds
-        return follow(
-            self.output, after, text=text, heartbeat_seconds=heartbeat_seconds, known=known
-        )
-
-    def follow_stream(self, stream: Stream, offset: int) -> AsyncGenerator[FollowedEvent, None]:
-        """Yield the start, the stream's bytes from ``offset`` on, and the end."""
-        return follow_stream(
-            self.output,
-            stream,
-            offset,
-            heartbeat_seconds=self._context.config.stream_heartbeat_seconds,
-        )
-
-    def has_ended_at(self, sequence: int) -> bool:
-        """Whether this event is the last event."""
-        return self.phase is ExecutionPhase.EXITED and sequence == self.output.events.last_sequence
-
-    def total_bytes(self, stream: Stream) -> int:
-        return self.output.streams[stream].total_bytes
-
-    async def look(self, stream: Stream) -> None:
-        """Notice if the disk has lost a part of the stream, before a range is promised."""
-        await self.output.streams[stream].refresh_size()
-
-    async def read(self, stream: Stream, start: int, end: int) -> bytes:
-        """Read bytes of a stream. Raises RangeNotSatisfiable if some of them were not kept."""
-        log = self.output.streams[stream]
-        data = await log.read(start, end)
-        if data is None:
-            head_end, tail_start = log.hole(end)
-            raise RangeNotSatisfiable(
-                f"{stream}: bytes {head_end} to {tail_start} were not kept",
-                head_end=head_end,
-                tail_start=tail_start,
-            )
-        return data
-
     @property
-    def memory_bytes(self) -> int:
-        """About how much memory remembering the execution takes."""
-        program = self.command.program
-        words_bytes = sum(map(sys.getsizeof, program.argv))
-        if not program.argv or program.argv[-1] is not program.display:
-            words_bytes += sys.getsizeof(program.display)
-        background = None if self.cell is None else self.cell.background
-        background_bytes = (
-            0 if background is None else len(background.stdout) + len(background.stderr)
-        )
-        return self.output.memory_bytes + words_bytes + background_bytes
+    def view(self) -> OutputView:
+        """The output, for readers."""
+        return OutputView(self.output, self._context.config.stream_heartbeat_seconds)
 
     # For the runner.
 
@@ -657,7 +459,7 @@ class Execution:
         if (
             self.command.kill_on_output_limit
             and limit_bytes is not None
-            and self.total_bytes(stream) > limit_bytes
+            and self.output.streams[stream].total_bytes > limit_bytes
         ):
             # The program wrote too much before its end, whenever the daemon reads that.
             self.end(ExitReason.OUTPUT_LIMIT, 0.0, at=-math.inf)
@@ -686,8 +488,9 @@ class Execution:
                 await self._wait_turn(runner.turn)
             self._context.counters.queue_seconds.observe(time.monotonic() - self._arrived)
             if self.is_kept:
-                await self.journal()
-            self.result = self._in_words(await runner.start(self) or await runner.finish(self))
+                self._keeper.begin(self)
+                await self._keeper.journaled(self)
+            self.result = in_words(self, await runner.start(self) or await runner.finish(self))
         except asyncio.CancelledError:
             # Only ``end`` cancels, and only before the start of a program is requested.
             if (
@@ -701,12 +504,13 @@ class Execution:
                     "execd is shutting down; repeat the request when execd is back"
                 )
             else:
-                self.result = self._in_words(
+                self.result = in_words(
+                    self,
                     Result(
                         exit_code=None,
                         term_signal=None,
                         exit_reason=self.cause or ExitReason.CANCELED,
-                    )
+                    ),
                 )
         except ExecdError as error:
             self.error = error
@@ -732,15 +536,6 @@ class Execution:
         """Keep nothing that only a run needs: thousands of executions are remembered."""
         self._task = None
         self._remains, self.runner = runner.remains(), None
-
-    def _in_words(self, result: Result) -> Result:
-        """Add what happened in words, unless the program ended by itself."""
-        if result.exit_reason is ExitReason.EXITED and not result.message:
-            return result
-        sizes = {str(stream): log.total_bytes for stream, log in self.output.streams.items()}
-        return msgspec.structs.replace(
-            result, message=end_message(result, self.command, self.excess, sizes)
-        )
 
     async def _wait_turn(self, turn: asyncio.Future[None]) -> None:
         limit = self.seconds_left(self.command.queue_seconds)
@@ -806,7 +601,3 @@ class Execution:
         all."""
         if not self._sample():
             self.end(cause, self._context.config.timeout_grace_seconds, at=at)
-
-
-def new_id() -> str:
-    return os.urandom(8).hex()

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from execd.engine.executions.command import is_argv, shortened
-from execd.engine.executions.end_message import restarted_message
-from execd.engine.executions.execution import Execution, Registration
+from execd.engine.executions.end_words import restarted_message
+from execd.engine.executions.execution import Execution
+from execd.engine.executions.execution_record import Registration
 from execd.engine.store.journal import Begin, End, JournaledDisplay
 from execd.model import (
     CellFacts,

@@ -54,6 +54,8 @@ class Retention:
         """Executions without a name, by id; their files are still there."""
         self._noting: set[asyncio.Task[str | None]] = set()
         """Writes to the journal that no task awaits."""
+        self._beginning: dict[str, asyncio.Task[None]] = {}
+        """By id: the first record of an execution, being written."""
 
     def restore(self, context: EngineContext) -> None:
         """Add the executions of former daemons, to be forgotten as if this daemon had run them."""
@@ -108,20 +110,33 @@ class Retention:
 
     # Called by executions (``Keeper``).
 
-    async def begin(self, execution: Execution) -> None:
+    def begin(self, execution: Execution) -> None:
+        if execution.is_kept and not execution.is_journaled:
+            execution.is_journaled = True
+            task = asyncio.create_task(self._begin(execution), name=f"journaling-{execution.id}")
+            self._beginning[execution.id] = task
+
+    async def journaled(self, execution: Execution) -> None:
+        if (task := self._beginning.get(execution.id)) is not None:
+            # Unlike ``await``, asyncio.wait does not cancel the task with the waiting one.
+            await asyncio.wait((task,))
+
+    async def _begin(self, execution: Execution) -> None:
         execution.not_journaled = await self._state_dir.write_journal(
             begin_record(execution, self._base_dir)
         )
+        del self._beginning[execution.id]
 
     async def finish(self, execution: Execution) -> None:
         """Journal the end, while the name is still taken."""
         if execution.error is not None:
-            await execution.journaled()
+            await self.journaled(execution)
             if execution.is_journaled and not execution.may_have_run:  # a retry may
                 execution.is_journaled = False
                 await self._state_dir.write_journal(Forget(execution.id))
         elif execution.is_kept and execution.result is not None:
-            await execution.journal()
+            self.begin(execution)
+            await self.journaled(execution)
             if not self._state_dir.is_hung:
                 await execution.output.save()
             failure = await self._state_dir.write_journal(end_record(execution, execution.result))

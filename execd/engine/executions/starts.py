@@ -2,7 +2,7 @@
 
 A command that computes in its first moments holds one of few starts. A command that sleeps must not
 hold a start: a hundred ``sleep`` commands start as fast as the kernel can start processes. So the
-warden samples young programs and reports the idle programs (``execd.warden.rest``), and a program
+warden samples young programs and reports the idle programs (``startup_watch``), and a program
 that goes on computing gives its start up after ``starting_seconds``.
 """
 
@@ -22,12 +22,6 @@ if TYPE_CHECKING:
 STARTS_PER_CPU = 2
 # A program that is slow to load does not keep all other commands waiting, however small the pod.
 LEAST_STARTS = 2
-# So many more starts while commands are short. 16 connections get 1.07 of the commands a second on
-# two CPUs, and the daemon and the warden need 0.91 of the CPU for a command (docs/decisions.md).
-SHORT_FACTOR = 4
-# Less than the start of an interpreter (10 ms of CPU and more), more than a shell with a short
-# program (1 to 2 ms). gVisor counts CPU time in steps of 10 ms.
-SHORT_SECONDS = 0.004
 # How long the first moments of a computing command last with a whole CPU or more. With a part of a
 # CPU they last longer in proportion.
 STARTING_SECONDS, MAX_STARTING_SECONDS = 0.5, 1.0
@@ -38,13 +32,10 @@ class Starts:
 
     def __init__(self, config: Config) -> None:
         self._cpus = config.pod_cpus or available_cpus()
-        max_starting = max(LEAST_STARTS, math.ceil(STARTS_PER_CPU * self._cpus))
         self._admission = Admission(
             config.max_running,
             config.max_queued,
-            config.max_starting or max_starting,
-            config.max_starting
-            or max(max_starting, math.ceil(SHORT_FACTOR * STARTS_PER_CPU * self._cpus)),
+            config.max_starting or max(LEAST_STARTS, math.ceil(STARTS_PER_CPU * self._cpus)),
             min(STARTING_SECONDS / min(self._cpus, 1.0), MAX_STARTING_SECONDS),
         )
         self._loop = asyncio.get_running_loop()
@@ -61,7 +52,6 @@ class Starts:
             "cpus": self._cpus,
             "max_running": admission.max_running,
             "max_starting": admission.max_starting,
-            "max_starting_short": admission.max_starting_short,
             "starting_seconds": admission.starting_seconds,
             "running": admission.running,
             "queued": admission.queued,
@@ -88,15 +78,10 @@ class Starts:
         """A command that began a moment ago waits rather than computes."""
         self._let_in(self._admission.has_started(key, self._loop.time()))
 
-    def leave(self, key: str, cpu_seconds: float = math.inf) -> None:
-        """A command has ended, or waits no more.
-
-        ``cpu_seconds``: the CPU time of an ended program; infinity if nobody knows the time.
-        """
+    def leave(self, key: str) -> None:
+        """A command has ended, or waits no more."""
         self._turns.pop(key, None)
-        admitted = self._admission.leave(
-            key, self._loop.time(), took_little=cpu_seconds < SHORT_SECONDS
-        )
+        admitted = self._admission.leave(key, self._loop.time())
         if admitted or self._turns:
             self._let_in(admitted)
 

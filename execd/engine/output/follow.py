@@ -22,13 +22,13 @@ import msgspec
 from execd.engine.output.event_index import Event, Kind
 from execd.engine.output.head_tail import MAX_CHARACTER_BYTES, incomplete_tail_bytes
 from execd.engine.output.log import KIND_OF
-from execd.errors import Gone, InvalidArgument
+from execd.errors import Gone, InvalidArgument, RangeNotSatisfiable
 from execd.model import DisplayMessage  # noqa: TC001  # msgspec reads the annotations at run time
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 
-    from execd.engine.output.log import OutputLog, StreamLog
+    from execd.engine.output.log import Excerpt, OutputLog, StreamLog
     from execd.model import Stream
 
 EVENTS_PER_READ = 64
@@ -274,3 +274,56 @@ async def _character_border(log: StreamLog, offset: int) -> int:
     begin = max(0, offset - (MAX_CHARACTER_BYTES - 1))
     before = await log.read(begin, offset)
     return offset - incomplete_tail_bytes(before) if before else offset
+
+
+class OutputView:
+    """What dialects read of an output. ``heartbeat_seconds``: the daemon's setting."""
+
+    __slots__ = ("_heartbeat_seconds", "_log")
+
+    def __init__(self, log: OutputLog, heartbeat_seconds: float) -> None:
+        self._log = log
+        self._heartbeat_seconds = heartbeat_seconds
+
+    def total_bytes(self, stream: Stream) -> int:
+        return self._log.streams[stream].total_bytes
+
+    async def excerpt(self, stream: Stream, limit_bytes: int) -> Excerpt:
+        """Return the part of a stream that fits into a reply."""
+        return await self._log.streams[stream].excerpt(limit_bytes)
+
+    async def refresh_size(self, stream: Stream) -> None:
+        """Notice if the disk has lost a part of the stream, before a range is promised."""
+        await self._log.streams[stream].refresh_size()
+
+    async def read(self, stream: Stream, start: int, end: int) -> bytes:
+        """Read bytes of a stream. Raises RangeNotSatisfiable if some of them were not kept."""
+        log = self._log.streams[stream]
+        data = await log.read(start, end)
+        if data is None:
+            head_end, tail_start = log.hole(end)
+            raise RangeNotSatisfiable(
+                f"{stream}: bytes {head_end} to {tail_start} were not kept",
+                head_end=head_end,
+                tail_start=tail_start,
+            )
+        return data
+
+    def follow(
+        self,
+        after: int,
+        *,
+        text: bool,
+        heartbeat_seconds: float | None = None,
+        known: Mapping[Stream, int] = NOTHING_KNOWN,
+    ) -> AsyncGenerator[FollowedEvent, None]:
+        """Yield the events after event number ``after``, past and future ones; see ``follow``.
+
+        ``heartbeat_seconds`` None: the daemon's setting."""
+        if heartbeat_seconds is None:
+            heartbeat_seconds = self._heartbeat_seconds
+        return follow(self._log, after, text=text, heartbeat_seconds=heartbeat_seconds, known=known)
+
+    def follow_stream(self, stream: Stream, offset: int) -> AsyncGenerator[FollowedEvent, None]:
+        """Yield the start, the stream's bytes from ``offset`` on, and the end."""
+        return follow_stream(self._log, stream, offset, heartbeat_seconds=self._heartbeat_seconds)

@@ -36,7 +36,7 @@ import asyncio
 import math
 import signal
 import time
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -58,6 +58,7 @@ from execd.model import (
 if TYPE_CHECKING:
     from execd.config import Config
     from execd.engine.executions.execution import Execution
+    from execd.engine.executions.submission import CellOptions
     from execd.engine.sessions.session import Session
     from execd.engine.sessions.session_worker import SessionWorker
     from execd.proc.child import Lost
@@ -86,19 +87,6 @@ RICH_KINDS: dict[type[worker_messages.Rich], DisplayKind] = {
     worker_messages.InputRequest: "input_request",
     worker_messages.ClearOutput: "clear_output",
 }
-
-
-class CellOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a cell is run, beyond what every execution has."""
-
-    on_busy: Literal["queue", "reject"] = "queue"
-    """What happens while another cell has the session's turn."""
-    allow_input: bool = False
-    """``input()`` asks the caller, instead of raising at once."""
-    expect_generation: int | None = None
-    """Run only in this generation."""
-    is_last: bool = False
-    """The interpreter ends with the cell, as with a script, and the answer comes afterwards."""
 
 
 class CellRunner:
@@ -228,7 +216,7 @@ class CellRunner:
         except frames.FrameError:
             raise worker_messages.too_long("code") from None
         execution.requested()
-        state_lost = session.begin(self, execution.id)
+        state_lost = session.begin_cell(self, execution.id)
         execution.cell = CellFacts(
             session_id=session.id,
             generation=session.generation,
@@ -376,7 +364,9 @@ class CellRunner:
         self._leave_ladder()
         self._worker = self._execution = worker.listener = None
         worker.on_limit = lambda _limit, _value: None
-        self._session.end(self, self._done.result().execution_count if self._done.done() else None)
+        self._session.end_cell(
+            self, self._done.result().execution_count if self._done.done() else None
+        )
 
     async def _settle(self, worker: SessionWorker) -> None:
         """The answer is given, and the worker still runs the cell. The ladder goes on, so the cell

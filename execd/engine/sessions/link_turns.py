@@ -42,23 +42,13 @@ class FrameLease(Protocol):
         """Set the size to 0. Idempotent."""
 
 
-class Unbounded:
-    """A lease of a budget without a limit."""
-
-    def resize(self, size_bytes: int) -> None:
-        pass
-
-    def release(self) -> None:
-        pass
-
-
 class LinkTurns:
     """The queue of the links of an event loop.
 
     ``new_lease`` makes a lease of the budget for unfinished frames.
     """
 
-    def __init__(self, new_lease: Callable[[], FrameLease] = Unbounded) -> None:
+    def __init__(self, new_lease: Callable[[], FrameLease]) -> None:
         self.new_lease = new_lease
         self._loop = asyncio.get_running_loop()
         self._left = LOOP_SHARE

@@ -35,7 +35,6 @@ from execd.engine.sessions.link_turns import FrameLease, LinkTurns
 from execd.engine.sessions.session import Session
 from execd.engine.sessions.session_log import LogBudget
 from execd.engine.sessions.session_table import NAMES_PER_SESSION, SessionTable, check_id
-from execd.engine.sessions.session_worker import END_SECONDS
 from execd.engine.sessions.zygote_client import Zygote
 from execd.engine.store.journal import SessionDeleted, SessionRecorded
 from execd.errors import (
@@ -54,8 +53,9 @@ if TYPE_CHECKING:
 
     from execd.config import Config
     from execd.engine.executions.context import EngineContext
-    from execd.engine.executions.execution import Keeper, Registration
-    from execd.engine.sessions.cell_run import CellOptions
+    from execd.engine.executions.execution import Keeper
+    from execd.engine.executions.execution_record import Registration
+    from execd.engine.executions.submission import CellOptions
     from execd.engine.sessions.interpreter_refusal import Refusal
     from execd.engine.sessions.session_worker import SessionWorker
     from execd.model import Command, Dialect
@@ -119,14 +119,14 @@ class Sessions(SessionTable):
         """Make no more workers, and kill the workers there are."""
         self.zygote.stop_tasks()
         for session in self._sessions.values():
-            session.refuse_waiting()
+            session.is_deleted = True
             if session.worker is not None:
                 session.worker.kill()
 
     async def end_workers(self, until: float) -> None:
         """End every session's interpreter in order, until this time of the loop's clock at most."""
         ending = [
-            self._run_in_background(session.end_worker(), "session-end")
+            self._run_in_background(session.end_worker(ExitReason.SHUTDOWN), "session-end")
             for session in self._sessions.values()
             if session.worker is not None
         ]
@@ -258,21 +258,15 @@ class Sessions(SessionTable):
 
         Idempotent.
         """
-        was_known = self._discard(session)
-        if was_known:
+        if self._discard(session):
             self._former_generations.pop(session.id, None)
-        session.refuse_waiting()
-        if was_known and session.is_journaled:
-            await self._write_journal(SessionDeleted(session.id))
-        if session.cell is not None:
-            session.cell.end(ExitReason.CANCELED, END_SECONDS)
-        await session.end_worker()
-        await session.wait_for_closed_workers()
+            if session.is_journaled:
+                await self._write_journal(SessionDeleted(session.id))
+        await session.end()
 
     def forget(self, session: Session) -> None:
         """Forget a session without a worker, which no caller knows."""
         self._discard(session)
-        session.refuse_waiting()
 
     def forget_unless_used(self, session: Session, execution: Execution) -> None:
         """Forget the session after ``execution``, if no cell ever ran.
@@ -306,9 +300,7 @@ class Sessions(SessionTable):
         Raises ResourceExhausted if the turn does not come in time, and the errors of
         ``Session.ready_worker``.
         """
-        if session.cell is not None:
-            session.cell.end(ExitReason.INTERRUPTED, END_SECONDS)
-        await session.end_worker()
+        await session.end_worker(ExitReason.INTERRUPTED)
         async with session.turn(self.config.queue_wait_seconds):
             await session.ready_worker()
 
@@ -519,4 +511,4 @@ class Sessions(SessionTable):
 
     async def _evict(self, session: Session) -> None:
         if not session.is_taken:  # a cell may have come since
-            await session.end_worker()
+            await session.end_worker(ExitReason.CANCELED)

@@ -47,12 +47,13 @@ from execd.errors import (
     ResourceExhausted,
     SessionBusy,
 )
+from execd.model import ExitReason
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from execd.engine.executions.context import EngineContext
-    from execd.model import Dialect, ExitReason, Limits
+    from execd.model import Dialect, Limits
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +130,7 @@ class Session:
         """The number of the last cell in the present generation, which counts from 1, and a branch
         from its original's number. While a cell runs, the number that the cell should have."""
         self.is_deleted = False
+        """Waiting turns fail with NotFound."""
         self.is_journaled = True
         """Whether a later daemon must know the session. False: a session for a single cell."""
         self._journaled_generation = 0
@@ -396,7 +398,7 @@ class Session:
             self._journaled_generation = self.life.generation
             await self._host.journal_generation(self)
 
-    def begin(self, cell: Occupant, execution_id: str) -> bool:
+    def begin_cell(self, cell: Occupant, execution_id: str) -> bool:
         """Note the start of a cell.
 
         Return True for the first cell after the loss of an earlier generation's state.
@@ -409,7 +411,7 @@ class Session:
         self.log.note(CellStarted(execution_id, self.life.generation, state_lost))
         return state_lost
 
-    def end(self, cell: Occupant, execution_count: int | None = None) -> None:
+    def end_cell(self, cell: Occupant, execution_count: int | None = None) -> None:
         """Note the end of a cell. Idempotent. ``execution_count``: the cell's own number; None: the
         cell has told no number."""
         if self.cell is cell:
@@ -481,11 +483,19 @@ class Session:
 
     # The end.
 
-    async def end_worker(self) -> None:
-        """End the interpreter in order, within END_SECONDS, and its tree. The state is lost.
+    async def end(self) -> None:
+        """End all processes of the session, which is deleted. Return when all have ended.
+        Idempotent."""
+        assert self.is_deleted, "waiting turns fail, and make no worker"
+        await self.end_worker(ExitReason.CANCELED)
+        if self._closing:  # former workers, with their trees
+            await asyncio.wait(set(self._closing))
 
-        The caller has told a running cell to end. The turn comes before those of all who wait.
-        """
+    async def end_worker(self, cause: ExitReason) -> None:
+        """End the cell, if one runs, and the interpreter in order, within END_SECONDS, and its
+        tree. The state is lost. The turn comes before those of all who wait."""
+        if self.cell is not None:
+            self.cell.end(cause, END_SECONDS)
         worker = self.worker
         if worker is None:
             return
@@ -510,12 +520,3 @@ class Session:
         closing = self._host.close_soon(worker)
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
-
-    async def wait_for_closed_workers(self) -> None:
-        """Wait until the former workers have ended, with their trees."""
-        if self._closing:
-            await asyncio.wait(set(self._closing))
-
-    def refuse_waiting(self) -> None:
-        """Mark the session as deleted. Waiting turns then fail with NotFound."""
-        self.is_deleted = True

@@ -18,7 +18,12 @@ from typing import TYPE_CHECKING
 
 from execd.engine.executions.environment import MARKER
 from execd.engine.sessions import worker_messages
-from execd.engine.sessions.session_worker import CONFIGURE_SECONDS, SessionWorker, WorkerLost
+from execd.engine.sessions.session_worker import (
+    CONFIGURE_SECONDS,
+    SessionWorker,
+    WorkerLost,
+    open_worker,
+)
 from execd.errors import Conflict, ResourceExhausted, Unavailable
 from execd.proc.client import SpawnError, WardenLost
 
@@ -96,21 +101,11 @@ async def _prepare(
     workers: list[SessionWorker] = []
     try:
         while len(workers) < count:
-            workers.append(
-                SessionWorker(
-                    session.limits,
-                    turns,
-                    drain_seconds=context.config.drain_grace_seconds,
-                    identity=context.identity,
-                )
-            )
-    except OSError as error:
+            workers.append(open_worker(session.limits, turns, context))
+    except ResourceExhausted:
         for worker in workers:
             await worker.close()
-        raise ResourceExhausted(
-            f"no descriptors for another session: {error.strerror}; delete sessions, or repeat the "
-            "request later"
-        ) from error
+        raise
     return workers
 
 

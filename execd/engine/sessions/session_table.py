@@ -82,6 +82,7 @@ class SessionTable:
         if self._sessions.get(session.id) is not session:
             return False  # a session of the same id may have come since
         del self._sessions[session.id]
+        session.is_deleted = True
         session.log.close(is_deleted=True)
         return True
 

@@ -32,6 +32,7 @@ from execd.engine.executions.stdio import give_to_user
 from execd.engine.output.pump import Pump
 from execd.engine.sessions import worker_messages
 from execd.engine.sessions.link import Link
+from execd.errors import ResourceExhausted
 from execd.model import STREAMS
 from execd.proc import credential_socket, tree_mark
 from execd.proc.messages import Adopt, Exited
@@ -40,6 +41,7 @@ from execd.proc.rlimits import rlimits
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from execd.engine.executions.context import EngineContext
     from execd.engine.sessions.link_turns import LinkTurns
     from execd.model import Limits, Stream
     from execd.proc.child import Child, Lost
@@ -451,3 +453,19 @@ class SessionWorker:
         self._link.close()
         for pump in self._pumps.values():
             pump.close()
+
+
+def open_worker(limits: Limits, turns: LinkTurns, context: EngineContext) -> SessionWorker:
+    """Return the object of a worker without a process. Raises ResourceExhausted."""
+    try:
+        return SessionWorker(
+            limits,
+            turns,
+            drain_seconds=context.config.drain_grace_seconds,
+            identity=context.identity,
+        )
+    except OSError as error:
+        raise ResourceExhausted(
+            f"no descriptors for another session: {error.strerror}; delete sessions, or repeat the "
+            "request later"
+        ) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from execd.engine.sessions import worker_messages
 from execd.engine.sessions.session_worker import (
@@ -47,7 +47,7 @@ async def make_worker(
         worker = None
         try:
             worker = await take_worker(limits)
-            await _configure(worker, context, cwd, environment, limits)
+            await _configure(worker, context, cwd, environment)
         except BaseException as error:
             if worker is not None:
                 close_soon(worker)
@@ -64,23 +64,26 @@ async def make_worker(
     )
 
 
-async def _configure(
-    worker: SessionWorker,
-    context: EngineContext,
-    cwd: str | None,
-    environment: Mapping[str, str],
-    limits: Limits,
-) -> None:
-    """Send the configuration. Raises InvalidArgument if the cwd cannot be entered, WorkerLost."""
+async def configuration(
+    worker: SessionWorker, context: EngineContext, cwd: str | None, environment: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the frame with the configuration. ``cwd`` None: the base dir."""
     env, _ = await context.build_environment(worker.marker_id, environment)
-    if cwd is None:
-        await context.ensure_base_dir()
-    frame = {
+    return {
         "type": "configure",
         "cwd": cwd or context.config.base_dir,
         "env": env,
-        "limits": lasting_rlimits(limits, in_namespace=context.warden.has_namespace),
+        "limits": lasting_rlimits(worker.limits, in_namespace=context.warden.has_namespace),
     }
+
+
+async def _configure(
+    worker: SessionWorker, context: EngineContext, cwd: str | None, environment: Mapping[str, str]
+) -> None:
+    """Send the configuration. Raises InvalidArgument if the cwd cannot be entered, WorkerLost."""
+    frame = await configuration(worker, context, cwd, environment)
+    if cwd is None:
+        await context.ensure_base_dir()
     try:
         answer = await worker.request(frame, CONFIGURE_SECONDS)
     except frames.FrameError:

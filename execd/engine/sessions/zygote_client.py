@@ -31,7 +31,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from execd.engine.executions.limits import own_limits
-from execd.engine.sessions.session_worker import SessionWorker, WorkerLost, lasting_rlimits
+from execd.engine.sessions.session_worker import SessionWorker, WorkerLost, open_worker
+from execd.engine.sessions.worker_setup import configuration
 from execd.engine.sessions.zygote_process import InterpreterRefused, ZygoteLost, ZygoteProcess
 from execd.errors import ExecdError, NotSupported, ResourceExhausted, Unavailable
 from execd.proc.client import SpawnError, WardenLost
@@ -213,18 +214,7 @@ class Zygote:
         Raises WorkerLost, Unavailable, ResourceExhausted, NotSupported.
         """
         process = await self._wait_for_zygote()
-        try:
-            worker = SessionWorker(
-                limits,
-                self._turns,
-                drain_seconds=self._context.config.drain_grace_seconds,
-                identity=self._context.identity,
-            )
-        except OSError as error:
-            raise ResourceExhausted(
-                f"no descriptors for another session: {error.strerror}; delete sessions, or repeat "
-                "the request later"
-            ) from error
+        worker = open_worker(limits, self._turns, self._context)
         adopting = asyncio.create_task(
             worker.adopt(self._context.warden, is_idle=True), name="adoption"
         )
@@ -251,16 +241,6 @@ class Zygote:
             if resuming is not None:
                 resuming.cancel()
         return worker
-
-    async def _configuration(self, worker: SessionWorker) -> dict[str, Any]:
-        env, _ = await self._context.build_environment(worker.marker_id, {})
-        limits = lasting_rlimits(worker.limits, in_namespace=self._context.warden.has_namespace)
-        return {
-            "type": "configure",
-            "cwd": self._context.config.base_dir,
-            "env": env,
-            "limits": limits,
-        }
 
     # The two tasks.
 
@@ -344,7 +324,7 @@ class Zygote:
             except (Unavailable, NotSupported):
                 break  # the next zygote sets ``_pool_wanted`` again
             try:
-                await worker.rehearse(await self._configuration(worker))
+                await worker.rehearse(await configuration(worker, self._context, None, {}))
             except BaseException as error:
                 await worker.close()
                 if isinstance(error, WorkerLost):

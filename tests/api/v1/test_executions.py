@@ -654,7 +654,7 @@ async def test_kill_with_a_long_grace_has_early_headers(serve: Serve) -> None:
     wire = await serve(execute_heartbeat_seconds=0.05)
     execution_id = await detached(wire, "trap '' TERM; echo; sleep 1000; sleep 1000")
     execution = wire.engine.get(execution_id)
-    await wait_until(lambda: execution.total_bytes("stdout") > 0, "the trap is set")
+    await wait_until(lambda: execution.view.total_bytes("stdout") > 0, "the trap is set")
     answer = await act(wire, execution_id, "kill", grace_seconds=1.5)
     assert (answer.http_status, answer.json()["exit_reason"]) == (200, "canceled")
     assert answer.body.startswith(b" ")

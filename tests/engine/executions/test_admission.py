@@ -6,11 +6,10 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
-    precondition,
     rule,
 )
 
-from execd.engine.executions.admission import SHORT_RUN, Admission, Decision
+from execd.engine.executions.admission import Admission, Decision
 from tests import drawn
 
 RUN, WAIT, REFUSE = Decision.RUN, Decision.WAIT, Decision.REFUSE
@@ -19,12 +18,12 @@ STARTING_SECONDS = 10
 
 def places(max_running: int, max_queued: int) -> Admission:
     """As many may start as may run."""
-    return Admission(max_running, max_queued, max_running, max_running, STARTING_SECONDS)
+    return Admission(max_running, max_queued, max_running, STARTING_SECONDS)
 
 
 def starts(max_starting: int) -> Admission:
     """As many may run as like."""
-    return Admission(100, 100, max_starting, max_starting, STARTING_SECONDS)
+    return Admission(100, 100, max_starting, STARTING_SECONDS)
 
 
 def test_the_first_run_the_next_wait_and_the_rest_are_sent_away() -> None:
@@ -113,79 +112,8 @@ def test_starts_that_nobody_waited_for_are_forgotten_by_their_age() -> None:
 
 
 def test_whoever_waits_for_a_start_takes_no_place_of_the_queue() -> None:
-    admission = Admission(3, 0, 1, 1, STARTING_SECONDS)
+    admission = Admission(3, 0, 1, STARTING_SECONDS)
     assert [admission.arrive(key, 0) for key in "abcd"] == [RUN, WAIT, WAIT, REFUSE]
-
-
-def after_short_commands(number: int) -> Admission:
-    """One start, three of short commands."""
-    admission = Admission(100, 100, 1, 3, STARTING_SECONDS)
-    for n in range(number):
-        admission.arrive(f"short {n}", 0)
-        admission.leave(f"short {n}", 0, took_little=True)
-    return admission
-
-
-def n_starts(admission: Admission, now: int = 0) -> int:
-    return [admission.arrive(key, now) for key in "abcdef"].count(RUN)
-
-
-def test_more_start_at_once_after_a_run_of_short_commands() -> None:
-    assert n_starts(after_short_commands(SHORT_RUN - 1)) == 1
-    assert n_starts(after_short_commands(SHORT_RUN)) == 3
-
-
-def test_the_last_short_command_of_a_run_lets_more_than_one_start() -> None:
-    admission = after_short_commands(SHORT_RUN - 1)
-    for key in "abcdef":
-        admission.arrive(key, 0)
-    assert admission.leave("a", 0, took_little=True) == ["b", "c", "d"]
-
-
-def test_few_start_at_once_after_a_heavy_command() -> None:
-    admission = after_short_commands(SHORT_RUN)
-    admission.arrive("heavy", 0)
-    admission.leave("heavy", 0)
-    assert n_starts(admission) == 1
-
-
-def test_few_start_at_once_after_a_command_that_computes_on() -> None:
-    admission = after_short_commands(SHORT_RUN)
-    admission.arrive("computes", 0)
-    assert n_starts(admission, STARTING_SECONDS) == 1
-
-
-def test_few_start_at_once_after_a_command_that_computes_for_long_and_then_rests() -> None:
-    admission = after_short_commands(SHORT_RUN)
-    admission.arrive("computes", 0)
-    admission.has_started("computes", STARTING_SECONDS)
-    assert n_starts(admission, STARTING_SECONDS) == 1
-
-
-def test_few_start_at_once_though_a_waiting_command_leaves_after_a_long_start() -> None:
-    admission = Admission(2, 1, 1, 2, STARTING_SECONDS)
-    for n in range(SHORT_RUN):
-        admission.arrive(f"short {n}", 0)
-        admission.leave(f"short {n}", 0, took_little=True)
-    assert [admission.arrive(key, 0) for key in "abc"] == [RUN, RUN, WAIT]
-    admission.leave("c", STARTING_SECONDS)
-    admission.has_started("a", STARTING_SECONDS)
-    for key in "ab":
-        admission.leave(key, STARTING_SECONDS)
-    assert [admission.arrive(key, STARTING_SECONDS) for key in "de"] == [RUN, WAIT]
-
-
-def test_an_end_after_the_first_moments_says_nothing_about_starts() -> None:
-    admission = after_short_commands(SHORT_RUN)
-    admission.arrive("sleeps", 0)
-    admission.has_started("sleeps", 0)
-    admission.leave("sleeps", 0)
-    assert n_starts(admission) == 3
-    admission = after_short_commands(SHORT_RUN - 1)
-    admission.arrive("sleeps", 0)
-    admission.has_started("sleeps", 0)
-    admission.leave("sleeps", 0, took_little=True)
-    assert n_starts(admission) == 1
 
 
 class AdmissionModel(RuleBasedStateMachine):
@@ -195,13 +123,9 @@ class AdmissionModel(RuleBasedStateMachine):
         max_running=st.integers(1, 4),
         max_queued=st.integers(0, 4),
         max_starting=st.integers(1, 4),
-        more=st.integers(0, 2),
     )
-    def begin(self, max_running: int, max_queued: int, max_starting: int, more: int) -> None:
-        self.admission = Admission(
-            max_running, max_queued, max_starting, max_starting + more, STARTING_SECONDS
-        )
-        self.n_short = 0
+    def begin(self, max_running: int, max_queued: int, max_starting: int) -> None:
+        self.admission = Admission(max_running, max_queued, max_starting, STARTING_SECONDS)
         self.running: list[str] = []
         self.starting: dict[str, int] = {}
         self.waiting: list[str] = []
@@ -211,18 +135,14 @@ class AdmissionModel(RuleBasedStateMachine):
     @property
     def has_room(self) -> bool:
         bound = self.admission
-        max_starting = bound.max_starting_short if self.n_short >= SHORT_RUN else bound.max_starting
-        return len(self.running) < bound.max_running and len(self.starting) < max_starting
+        return len(self.running) < bound.max_running and len(self.starting) < bound.max_starting
 
     def grow_old(self) -> None:
-        young = {
+        self.starting = {
             key: since
             for key, since in self.starting.items()
             if self.now < since + STARTING_SECONDS
         }
-        if len(young) < len(self.starting):
-            self.n_short = 0
-        self.starting = young
 
     def take_in(self, following: list[str]) -> None:
         """In the order of their arrival, and as many as there is room for."""
@@ -254,30 +174,20 @@ class AdmissionModel(RuleBasedStateMachine):
         else:
             assert verdict is REFUSE
 
-    @rule(data=st.data(), took_little=st.booleans())
-    def leave(self, data: st.DataObject, took_little: bool) -> None:
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
         """A command ends, is killed, or leaves the queue."""
         if not self.running + self.waiting:
             return
         key = data.draw(st.sampled_from(self.running + self.waiting))
         self.grow_old()
-        following = self.admission.leave(key, self.now, took_little=took_little)
+        following = self.admission.leave(key, self.now)
         if key in self.running:
             self.running.remove(key)
-            if self.starting.pop(key, None) is not None:
-                self.n_short = self.n_short + 1 if took_little else 0
+            self.starting.pop(key, None)
         else:
             self.waiting.remove(key)
         self.take_in(following)
-
-    @precondition(lambda self: not self.running and not self.waiting)
-    @rule()
-    def short_commands_come_and_go(self) -> None:
-        for _ in range(SHORT_RUN):
-            self.arrived += 1
-            assert self.admission.arrive(str(self.arrived), self.now) is RUN
-            assert self.admission.leave(str(self.arrived), self.now, took_little=True) == []
-        self.n_short += SHORT_RUN
 
     @rule(data=st.data())
     def rest(self, data: st.DataObject) -> None:
@@ -304,7 +214,7 @@ class AdmissionModel(RuleBasedStateMachine):
             len(self.waiting),
         )
         assert len(self.running) <= self.admission.max_running
-        assert len(self.starting) <= self.admission.max_starting_short
+        assert len(self.starting) <= self.admission.max_starting
         if self.waiting and len(self.running) < self.admission.max_running:
             assert self.admission.next_start_over is not None, (
                 "a time is known at which the first in the queue gets a start"

@@ -21,6 +21,7 @@ from execd.engine.executions.command import (
     line_program,
     shell_program,
 )
+from execd.engine.executions.submission import Submission
 from execd.errors import InvalidArgument
 from execd.model import Command
 from tests.engine.conftest import finish, make_config, sh
@@ -95,9 +96,9 @@ async def test_a_long_text_in_python_has_the_same_surroundings_as_a_short_text(
     outputs = []
     for padding in "", " #" + "x" * MAX_ARGUMENT_BYTES:
         command = Command(program=shell_program(text + padding, PYTHON))
-        execution = engine.submit(command).execution
+        execution = engine.submit(Submission(command)).execution
         await execution.wait()
-        outputs.append((await execution.excerpt("stdout", 1000)).head)
+        outputs.append((await execution.view.excerpt("stdout", 1000)).head)
     assert outputs[0] == outputs[1]
     assert outputs[0].startswith(b"__main__ ['-c'] ['0', '1', '2', ")
 
@@ -148,7 +149,9 @@ async def test_a_long_script_has_no_descriptor_more_than_a_short_one(
     text = "#!/bin/sh\nls /proc/self/fd; sh -c 'ls /proc/self/fd'; echo $LINENO"
     outputs = []
     for padding in "", " #" + "x" * MAX_ARGUMENT_BYTES:
-        execution = engine.run(Command(program=shell_program(text + padding, shell)))
+        execution = engine.submit(
+            Submission(Command(program=shell_program(text + padding, shell)))
+        ).execution
         outputs.append((await finish(execution)).stdout)
     assert outputs[0] == outputs[1]
     assert outputs[0].startswith(b"0\n1\n2\n3\n")
@@ -174,7 +177,7 @@ async def test_a_line_that_begins_as_an_option_is_a_command(
             programs.append(line_program([*(shell or SHELL), line]))
         for program in programs:
             command = Command(program=program, env={"PATH": f"{tmp_path}:{os.defpath}"})
-            ended = await finish(engine.run(command))
+            ended = await finish(engine.submit(Submission(command)).execution)
             assert ended.text == f"{tmp_path}/{name} one two -x"
 
 

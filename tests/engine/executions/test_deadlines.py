@@ -12,7 +12,8 @@ import pytest
 from execd.engine.executions import deadlines, execution
 from execd.engine.executions.context import EngineContext
 from execd.engine.executions.deadlines import Deadlines
-from execd.engine.executions.execution import Execution, Registration
+from execd.engine.executions.execution import Execution
+from execd.engine.executions.execution_record import Registration
 from execd.model import ExitReason
 from tests.engine.conftest import make_config, shell_command
 from tests.waiting import wait_until_async

@@ -20,6 +20,7 @@ from execd.engine.executions.direct_exec import (
     parse_answer,
 )
 from execd.engine.executions.environment import ChildEnvironment
+from execd.engine.executions.submission import Submission
 from execd.model import Command, ExitReason, Limits, TerminalSize
 from execd.proc.spawn import KEEP_IDENTITY
 from tests.engine.conftest import finish, make_config, running, sh, shell_command
@@ -383,7 +384,7 @@ async def test_a_signal_of_a_caller_ends_a_direct_command_as_it_ends_a_shell(
 ) -> None:
     for is_on in "off", "on":
         async with running(tmp_path, direct_exec=is_on) as engine:
-            execution = engine.run(shell_command("sleep 100"))
+            execution = engine.submit(Submission(shell_command("sleep 100"))).execution
             await execution.wait_started()
             execution.signal(10)
             ran = await finish(execution)
@@ -412,7 +413,7 @@ async def test_a_file_size_limit_is_told_as_the_shell_tells_it(tmp_path: Path) -
 
 async def test_the_way_of_the_start_outlives_the_daemon(tmp_path: Path) -> None:
     async with running(tmp_path) as engine:
-        execution = engine.run(shell_command("ls -a", detached=True))
+        execution = engine.submit(Submission(shell_command("ls -a", detached=True))).execution
         await execution.wait()
         assert execution.started_by == "direct"
     async with running(tmp_path) as engine:

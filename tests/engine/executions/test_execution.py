@@ -17,6 +17,7 @@ import pytest
 
 from execd.engine.executions import command_run
 from execd.engine.executions.deadlines import first_of
+from execd.engine.executions.submission import Submission
 from execd.errors import Internal, ResourceExhausted, Unavailable
 from execd.model import ExitReason, State
 from execd.proc.warden_process import WardenProcess
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def begin(engine: Engine, script: str, **options: Any) -> Execution:
-    return engine.run(shell_command(script, **options))
+    return engine.submit(Submission(shell_command(script, **options))).execution
 
 
 async def says(execution: Execution, text: bytes) -> None:
@@ -142,7 +143,9 @@ async def test_an_end_while_the_spawn_is_under_way_is_answered_when_the_tree_is_
     token = new_token()
     async with running(tmp_path, warden_ping_seconds=30.0, warden_dead_seconds=60.0) as engine:
         with stopped_warden(engine):
-            execution = engine.run(shell_command(f"trap '' TERM; sleep {token} & sleep {token}"))
+            execution = engine.submit(
+                Submission(shell_command(f"trap '' TERM; sleep {token} & sleep {token}"))
+            ).execution
             await wait_until_async(lambda: execution.may_have_run)
             execution.end(ExitReason.CANCELED, 0.0)
             for _ in range(100):
@@ -216,7 +219,7 @@ async def test_end_that_is_asked_for_after_a_program_has_ended_is_not_its_reason
         None,
         ExitReason.EXITED,
     )
-    assert (await execution.excerpt("stdout", 100)).head == b"said\n"
+    assert (await execution.view.excerpt("stdout", 100)).head == b"said\n"
 
 
 async def test_caller_that_leaves_after_a_program_has_ended_ends_nothing(tmp_path: Path) -> None:
@@ -281,7 +284,7 @@ async def test_output_that_the_daemon_was_late_to_read_is_no_silence(
         f"{script.format(go, 'a')}; : > {said}; {script.format(end, 'b')}",
         no_output_timeout_seconds=2.0,
     )
-    execution = engine.run(command)
+    execution = engine.submit(Submission(command)).execution
     await execution.wait_started()
     go.touch()
     hold_loop(said.exists, 2.1)
@@ -549,7 +552,7 @@ async def test_a_forgotten_execution_is_freed_without_the_garbage_collector(
     """The command may be megabytes long, and the collector counts objects, not bytes."""
     gc.disable()
     try:
-        execution = engine.submit(shell_command("echo x"), key=key).execution
+        execution = engine.submit(Submission(shell_command("echo x"), key=key)).execution
         await finish(execution)
         gone = weakref.ref(execution)
         await engine.forget(execution)
@@ -583,11 +586,13 @@ async def test_a_fault_of_our_own_is_an_answer_and_costs_no_place_and_no_second_
     async with running(tmp_path, max_running=1) as engine:
         with monkeypatch.context() as patch:
             patch.setattr(command_run, "decide", lambda *_: 1 // 0)
-            execution = engine.submit(shell_command("echo ran >> count"), key="k").execution
+            execution = engine.submit(
+                Submission(shell_command("echo ran >> count"), key="k")
+            ).execution
             with pytest.raises(Internal, match=execution.id):
                 await execution.wait()
         assert "ZeroDivisionError" in caplog.text
-        again = engine.submit(shell_command("echo ran >> count"), key="k")
+        again = engine.submit(Submission(shell_command("echo ran >> count"), key="k"))
         assert again == (execution, False)
         with pytest.raises(Internal):
             await again.execution.wait()

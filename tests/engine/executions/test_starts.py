@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from typing import TYPE_CHECKING
 
 import pytest
 
 from execd.engine.executions import starts
-from execd.engine.executions.admission import SHORT_RUN
 from execd.engine.executions.command import code_program
 from execd.engine.executions.starts import Starts
-from execd.engine.sessions.cell_run import CellOptions
+from execd.engine.executions.submission import CellOptions, Submission
 from execd.errors import ResourceExhausted, Unavailable
 from execd.model import Command, ExitReason, State
 from tests.engine.conftest import make_config, running, sh, shell_command
@@ -38,7 +36,7 @@ def starts_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def begin(engine: Engine, script: str) -> Execution:
-    return engine.run(shell_command(script))
+    return engine.submit(Submission(shell_command(script))).execution
 
 
 async def end(*executions: Execution) -> None:
@@ -48,24 +46,17 @@ async def end(*executions: Execution) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cpus", "max_starting", "max_starting_short", "starting_seconds"),
-    [
-        (0.1, 2, 2, 1.0),
-        (0.6, 2, 5, 0.5 / 0.6),
-        (1, 2, 8, 0.5),
-        (3.5, 7, 28, 0.5),
-        (16, 32, 128, 0.5),
-    ],
+    ("cpus", "max_starting", "starting_seconds"),
+    [(0.1, 2, 1.0), (0.6, 2, 0.5 / 0.6), (1, 2, 0.5), (3.5, 7, 0.5), (16, 32, 0.5)],
 )
 async def test_the_number_of_starts_follows_the_size_of_the_pod(
-    tmp_path: Path, cpus: float, max_starting: int, max_starting_short: int, starting_seconds: float
+    tmp_path: Path, cpus: float, max_starting: int, starting_seconds: float
 ) -> None:
     facts = Starts(make_config(tmp_path, pod_cpus=cpus)).facts()
     assert facts == {
         "cpus": cpus,
         "max_running": 256,
         "max_starting": max_starting,
-        "max_starting_short": max_starting_short,
         "starting_seconds": starting_seconds,
         "running": 0,
         "queued": 0,
@@ -74,43 +65,7 @@ async def test_the_number_of_starts_follows_the_size_of_the_pod(
 
 async def test_a_setting_overrides_the_number_of_starts(tmp_path: Path) -> None:
     facts = Starts(make_config(tmp_path, pod_cpus=1, max_starting=9)).facts()
-    assert facts["max_starting"] == facts["max_starting_short"] == 9
-
-
-@pytest.mark.parametrize(
-    ("setting", "cpu_seconds", "expected"),
-    [(None, 0.0039, 8), (None, 0.004, 2), (None, math.inf, 2), (3, 0.0, 3)],
-)
-async def test_four_times_as_many_start_while_commands_are_short(
-    tmp_path: Path, setting: int | None, cpu_seconds: float, expected: int
-) -> None:
-    queue = Starts(make_config(tmp_path, pod_cpus=1, max_starting=setting))
-    for n in range(SHORT_RUN):
-        queue.arrive(str(n))
-        queue.leave(str(n), cpu_seconds)
-    assert [queue.arrive(key).done() for key in "abcdefghij"].count(True) == expected
-    queue.close()
-
-
-@pytest.mark.usefixtures("starts_never_end_by_age")
-async def test_the_cpu_time_of_programs_decides_how_many_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(starts, "SHORT_SECONDS", 1.0)  # on a busy machine too
-    # A program may look idle at its end, and would not count.
-    monkeypatch.setattr(Starts, "mark_idle", lambda *_: None)
-    compute = "exec python3 -c 'import time\nwhile time.process_time() < 1.1: pass'"
-    async with running(tmp_path, pod_cpus=1) as engine:
-        n_starts = []
-        for script in "true", compute:
-            for _ in range(SHORT_RUN - 1):
-                await sh(engine, "true")
-            await sh(engine, script)
-            busy = [begin(engine, BUSY) for _ in range(10)]
-            runners = [execution.runner for execution in busy]
-            n_starts.append(sum(runner.turn.done() for runner in runners if runner))
-            await end(*busy)
-    assert n_starts == [8, 2]
+    assert facts["max_starting"] == 9
 
 
 async def test_there_is_a_timer_only_while_somebody_waits(tmp_path: Path) -> None:
@@ -238,11 +193,8 @@ async def test_cells_need_no_start(tmp_path: Path) -> None:
     async with running(tmp_path, max_starting=1) as engine:
         busy = begin(engine, BUSY)
         await busy.wait_started()
-        cell = engine.run_code(
-            Command(program=code_program("1 + 1")),
-            CellOptions(),
-            session_id=None,
-            keep=False,
-        ).execution
+        command = Command(program=code_program("1 + 1"))
+        options = CellOptions(makes_session=True, is_last=True)
+        cell = engine.submit(Submission(command, options)).execution
         assert (await cell.wait()).exit_reason is ExitReason.EXITED
         await end(busy)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from execd.engine.executions.submission import CellOptions, Submission
 from execd.engine.metrics.counters import Counters, Histogram
-from execd.engine.sessions.cell_run import CellOptions
 from execd.errors import PreconditionFailed, ResourceExhausted
 from execd.model import OWN_DIALECTS, Command, ExitReason, Origin, Program
 from tests.engine.conftest import running, sh, shell_command
@@ -77,7 +77,7 @@ async def test_ends_are_counted_by_dialect_and_reason_with_duration_and_output(
 
 async def test_failed_start_has_no_duration(engine: Engine) -> None:
     missing = Command(program=Program(argv=("/no/such",), display="/no/such"), origin=V1)
-    result = await engine.run(missing).wait()
+    result = await engine.submit(Submission(missing)).execution.wait()
     assert result.exit_reason is ExitReason.SPAWN_FAILED
     assert engine.counters.executions["v1", ExitReason.SPAWN_FAILED] == 1
     assert sum(engine.counters.duration_seconds.counts) == 0
@@ -86,9 +86,9 @@ async def test_failed_start_has_no_duration(engine: Engine) -> None:
 
 async def test_execution_without_a_place_is_refused_and_has_no_reason(tmp_path: Path) -> None:
     async with running(tmp_path, max_running=1, queue_wait_seconds=0.05) as engine:
-        first = engine.run(shell_command("sleep 60", origin=V1))
+        first = engine.submit(Submission(shell_command("sleep 60", origin=V1))).execution
         await first.wait_started()
-        second = engine.run(shell_command("true", origin=V1))
+        second = engine.submit(Submission(shell_command("true", origin=V1))).execution
         try:
             await second.wait()
         except ResourceExhausted:
@@ -103,7 +103,8 @@ async def test_execution_without_a_place_is_refused_and_has_no_reason(tmp_path: 
 
 async def run_cell(engine: Engine, session_id: str, code: str) -> Result:
     command = Command(program=Program(argv=(), display=code, is_code=True), origin=V1)
-    return await engine.run_cell(session_id, command, CellOptions(), create=True).execution.wait()
+    options = CellOptions(session_id=session_id, makes_session=True)
+    return await engine.submit(Submission(command, options)).execution.wait()
 
 
 async def test_cells_branches_and_killed_processes_are_counted(engine: Engine) -> None:
@@ -114,7 +115,7 @@ async def test_cells_branches_and_killed_processes_are_counted(engine: Engine) -
     await engine.sessions.fork(session, session_id=None, count=2)
     assert engine.counters.branches == 2
     assert engine.warden.killed_processes == 0
-    sleeping = engine.run(shell_command("exec sleep 60", origin=V1))
+    sleeping = engine.submit(Submission(shell_command("exec sleep 60", origin=V1))).execution
     await sleeping.wait_started()
     sleeping.end(ExitReason.CANCELED, 0.0)
     await sleeping.wait()
@@ -124,7 +125,8 @@ async def test_cells_branches_and_killed_processes_are_counted(engine: Engine) -
 async def test_cell_for_another_generation_is_refused_and_has_no_reason(engine: Engine) -> None:
     await run_cell(engine, "a", "1")
     command = Command(program=Program(argv=(), display="1", is_code=True), origin=V1)
-    cell = engine.run_cell("a", command, CellOptions(expect_generation=7), create=True)
+    options = CellOptions(session_id="a", makes_session=True, expect_generation=7)
+    cell = engine.submit(Submission(command, options))
     with pytest.raises(PreconditionFailed):
         await cell.execution.wait()
     assert engine.counters.refused_executions == 1
@@ -135,7 +137,7 @@ async def test_execution_that_a_restart_cut_off_is_counted_by_the_next_daemon(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path) as engine:
-        execution = engine.run(shell_command("sleep 60", detached=True))
+        execution = engine.submit(Submission(shell_command("sleep 60", detached=True))).execution
         await execution.wait_started()
         journal = (tmp_path / "state" / "journal").read_bytes()
     (tmp_path / "state" / "journal").write_bytes(journal)  # as if the end was never written
@@ -148,7 +150,7 @@ async def test_lag_of_the_loop_is_measured_by_the_pings_that_watch_user_code(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path, warden_ping_seconds=0.05) as engine:
-        execution = engine.run(shell_command("sleep 60"))
+        execution = engine.submit(Submission(shell_command("sleep 60"))).execution
         await execution.wait_started()
         lags = engine.counters.loop_lag_seconds
         await wait_until_async(lambda: sum(lags.counts) >= 3)

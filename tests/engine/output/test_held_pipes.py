@@ -211,12 +211,12 @@ async def test_output_after_the_end_goes_into_the_log_and_not_into_the_reply(
     assert await let_go(tmp_path) == "0"
     await wait_until_async(lambda: engine.stats().executions.held_pipes == 0, 20)
     for stream, text in ("stdout", b"now\nlater\n"), ("stderr", b"oops\n"):
-        total_bytes = execution.total_bytes(stream)  # type: ignore[arg-type]  # a stream
-        assert await execution.read(stream, 0, total_bytes) == text  # type: ignore[arg-type]
+        total_bytes = execution.view.total_bytes(stream)  # type: ignore[arg-type]  # a stream
+        assert await execution.view.read(stream, 0, total_bytes) == text  # type: ignore[arg-type]
     again = await finish(named(engine, script, "x"))
     assert again.execution is execution
     assert (again.result, again.stdout, again.stderr) == (ended.result, b"now\n", b"")
-    events = [event async for event in execution.follow(0, text=True)]
+    events = [event async for event in execution.view.follow(0, text=True)]
     assert b"".join(getattr(event, "data", b"") for event in events) == b"now\n"
 
 
@@ -229,10 +229,10 @@ async def test_a_flood_after_the_end_is_counted_past_the_bounds_of_the_log(
         execution = (await sh(engine, script)).execution
         assert await let_go(tmp_path) == "0"
         await wait_until_async(lambda: engine.stats().executions.held_pipes == 0, 20)
-        assert execution.total_bytes("stdout") == 4 + n_bytes
+        assert execution.view.total_bytes("stdout") == 4 + n_bytes
         assert execution.output.hole("stdout") == (100_000, 4 + n_bytes - 4096)
-        assert await execution.read("stdout", 0, 100_000) == b"now\n" + b"y\n" * 49_998
-        assert (await execution.excerpt("stdout", 1000)).head == b"now\n"
+        assert await execution.view.read("stdout", 0, 100_000) == b"now\n" + b"y\n" * 49_998
+        assert (await execution.view.excerpt("stdout", 1000)).head == b"now\n"
 
 
 async def test_a_background_writer_of_a_forgotten_execution_writes_on(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ async def test_a_background_writer_of_a_forgotten_execution_writes_on(tmp_path: 
             engine.get(execution.id)
         assert await let_go(tmp_path) == "0"
         await wait_until_async(lambda: engine.stats().executions.held_pipes == 0, 20)
-        assert execution.total_bytes("stdout") == 4
+        assert execution.view.total_bytes("stdout") == 4
 
 
 async def test_output_after_the_end_is_in_the_log_of_the_next_daemon(tmp_path: Path) -> None:
@@ -255,8 +255,8 @@ async def test_output_after_the_end_is_in_the_log_of_the_next_daemon(tmp_path: P
     async with running(tmp_path) as engine:
         again = await finish(named(engine, script, "x"))
         assert (again.stdout, again.result) == (b"now\n", ended.result)
-        assert again.execution.total_bytes("stdout") == 4 + 1_000_000
-        assert await again.execution.read("stdout", 0, 8) == b"now\ny\ny\n"
+        assert again.execution.view.total_bytes("stdout") == 4 + 1_000_000
+        assert await again.execution.view.read("stdout", 0, 8) == b"now\ny\ny\n"
 
 
 async def test_memory_of_output_after_the_end_counts_for_the_retention(

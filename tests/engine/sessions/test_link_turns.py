@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from execd.engine.in_flight import InFlight
 from execd.engine.sessions.link_turns import LINK_SHARE, LOOP_SHARE, LinkTurns
 
 SHARES = LOOP_SHARE // LINK_SHARE
@@ -35,7 +36,7 @@ class Broken(Flood):
 
 
 async def test_a_reader_reads_at_once_while_there_is_something_left_of_the_turn() -> None:
-    turns, log = LinkTurns(), list[str]()
+    turns, log = LinkTurns(InFlight().lease), list[str]()
     for number in range(SHARES):
         turns.offer(Flood(str(number), log))
     turns.offer(Word("late", log))
@@ -45,7 +46,7 @@ async def test_a_reader_reads_at_once_while_there_is_something_left_of_the_turn(
 
 
 async def test_other_callbacks_have_their_turn_in_between() -> None:
-    turns, log = LinkTurns(), list[str]()
+    turns, log = LinkTurns(InFlight().lease), list[str]()
     for number in range(3 * SHARES):
         turns.offer(Flood(str(number), log))
     counts = []
@@ -56,7 +57,7 @@ async def test_other_callbacks_have_their_turn_in_between() -> None:
 
 
 async def test_who_waits_comes_before_who_has_just_read() -> None:
-    turns, log = LinkTurns(), list[str]()
+    turns, log = LinkTurns(InFlight().lease), list[str]()
     floods = [Flood(str(number), log) for number in range(2 * SHARES)]
     for _ in range(4):
         for flood in floods:  # as the loop does, in the same order each time
@@ -66,7 +67,7 @@ async def test_who_waits_comes_before_who_has_just_read() -> None:
 
 
 async def test_a_word_waits_for_one_share_of_each_flood_at_the_most() -> None:
-    turns, log = LinkTurns(), list[str]()
+    turns, log = LinkTurns(InFlight().lease), list[str]()
     floods = [Flood(f"flood {number}", log) for number in range(3 * SHARES)]
     word = Word("word", log)
     while "word" not in log:
@@ -78,7 +79,7 @@ async def test_a_word_waits_for_one_share_of_each_flood_at_the_most() -> None:
 
 
 async def test_a_reader_that_fails_keeps_nobody_from_reading() -> None:
-    turns, log = LinkTurns(), list[str]()
+    turns, log = LinkTurns(InFlight().lease), list[str]()
     asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)
     for _ in range(SHARES):
         turns.offer(Flood("flood", log))

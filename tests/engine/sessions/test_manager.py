@@ -18,8 +18,8 @@ import msgspec
 import pytest
 
 from execd.engine.executions.command import code_program
+from execd.engine.executions.submission import CellOptions, Submission
 from execd.engine.sessions import session_worker, zygote_client
-from execd.engine.sessions.cell_run import CellOptions
 from execd.engine.sessions.session_state import SessionState
 from execd.engine.sessions.session_worker import KILLED_NOTE, SessionWorker
 from execd.engine.sessions.zygote_process import ZygoteProcess
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from execd.engine.engine import Engine
     from execd.engine.executions.execution import Execution
+    from execd.engine.executions.submission import Submitted
     from execd.engine.sessions.session import Session
 
 START_SECONDS = 60.0
@@ -75,9 +76,14 @@ def code_command(code: str, **fields: Any) -> Command:
 def begin(
     engine: Engine, session: Session, code: str, options: CellOptions | None = None, **fields: Any
 ) -> Execution:
-    return engine.submit_cell(
-        session, code_command(code, **fields), options or CellOptions()
-    ).execution
+    options = msgspec.structs.replace(options or CellOptions(), session_id=session.id)
+    return engine.submit(Submission(code_command(code, **fields), options)).execution
+
+
+def run_alone(engine: Engine, code: str) -> Submitted:
+    """Run the code in a session of its own."""
+    options = CellOptions(makes_session=True, is_last=True)
+    return engine.submit(Submission(code_command(code), options))
 
 
 async def run(engine: Engine, session: Session, code: str, **options: Any) -> Execution:
@@ -115,7 +121,7 @@ async def test_sessions_that_are_off_are_not_supported(tmp_path: Path) -> None:
         with pytest.raises(NotSupported):
             await engine.sessions.create()
         with pytest.raises(NotSupported):
-            engine.run_code(code_command("1"), CellOptions(), session_id=None, keep=False)
+            run_alone(engine, "1")
 
 
 async def test_interpreter_that_does_not_start_is_named_and_commands_go_on(tmp_path: Path) -> None:
@@ -220,7 +226,7 @@ async def test_unknown_error_while_the_pool_is_filled_is_logged_and_the_pool_fil
 async def test_pool_is_filled_when_descriptors_are_free_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make = zygote_client.SessionWorker
+    make = session_worker.SessionWorker
     refused: list[OSError] = []
 
     def refuse_the_first(*arguments: Any, **settings: Any) -> SessionWorker:
@@ -229,7 +235,7 @@ async def test_pool_is_filled_when_descriptors_are_free_again(
             raise refused[0]
         return make(*arguments, **settings)
 
-    monkeypatch.setattr(zygote_client, "SessionWorker", refuse_the_first)
+    monkeypatch.setattr(session_worker, "SessionWorker", refuse_the_first)
     async with sessions_in(tmp_path, sessions="eager", session_pool=1) as engine:
         await wait_until_async(lambda: engine.sessions.zygote.n_pooled == 1, START_SECONDS)
     assert len(refused) == 1
@@ -440,13 +446,12 @@ async def test_fault_of_our_own_in_a_cell_is_an_answer_and_no_second_run(
     await run(engine, session, "n = 0")
     with monkeypatch.context() as patch:
         patch.setattr("execd.engine.sessions.cell_run.decide", lambda *_: 1 // 0)
-        cell = engine.submit_cell(session, code_command("n += 1"), CellOptions(), key="k").execution
+        options = CellOptions(session_id=session.id)
+        submission = Submission(code_command("n += 1"), options, key="k")
+        cell = engine.submit(submission).execution
         with pytest.raises(Internal, match=cell.id):
             await cell.wait()
-    assert engine.submit_cell(session, code_command("n += 1"), CellOptions(), key="k") == (
-        cell,
-        False,
-    )
+    assert engine.submit(submission) == (cell, False)
     shown = await run(engine, session, "print(n)")
     assert shown.output.streams["stdout"].memory.read(0, 2) == b"1\n"
 
@@ -486,9 +491,10 @@ async def test_session_that_was_made_for_a_cell_that_could_not_run_is_forgotten(
     async with sessions_in(tmp_path, max_sessions=1) as engine:
         await engine.sessions.create()
         for name, keep in ((None, True), ("named", False), (None, False)):
-            cell = engine.run_code(
-                code_command("1"), CellOptions(), session_id=name, keep=keep
-            ).execution
+            options = CellOptions(
+                session_id=name, makes_session=True, is_last=name is None and not keep
+            )
+            cell = engine.submit(Submission(code_command("1"), options)).execution
             with pytest.raises(ResourceExhausted):
                 await cell.wait()
         await wait_until_async(lambda: len(engine.sessions) == 1, START_SECONDS)
@@ -537,8 +543,8 @@ async def test_slow_disk_loses_nothing_of_what_a_cell_wrote(engine: Engine) -> N
         slow.cancel()
     finally:
         over.set()
-    assert cell.total_bytes("stdout") == 320_005
-    assert (await cell.read("stdout", 320_000, 320_005)) == b"\nend\n"
+    assert cell.view.total_bytes("stdout") == 320_005
+    assert (await cell.view.read("stdout", 320_000, 320_005)) == b"\nend\n"
     assert await value(engine, session, "1") == "1"
 
 
@@ -639,7 +645,7 @@ async def test_output_between_cells_is_counted_and_blocks_nobody(
     assert cell.state is State.EXITED
     (tmp_path / "base/gate").touch()
     await wait_until_async(lambda: session.unclaimed_output_bytes == 500_000, 20)
-    assert (await run(engine, session, "1")).total_bytes("stdout") == 0
+    assert (await run(engine, session, "1")).view.total_bytes("stdout") == 0
     assert session.unclaimed_output_bytes == 0
 
 
@@ -730,9 +736,7 @@ async def test_many_sessions_leave_nothing_behind(engine: Engine) -> None:
     await asyncio.sleep(0)
     before = len(os.listdir("/proc/self/fd"))
     for number in range(n_sessions):
-        cell = engine.run_code(
-            code_command(f"{number}"), CellOptions(), session_id=None, keep=False
-        ).execution
+        cell = run_alone(engine, f"{number}").execution
         await cell.wait()
     await wait_until_async(
         lambda: len(engine.sessions) == 1 and engine.sessions.zygote.n_pooled == 1, START_SECONDS
@@ -828,9 +832,7 @@ async def test_code_whose_interpreter_does_not_end_says_so(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("execd.engine.sessions.cell_run.END_SECONDS", 0.2)
-    submitted = engine.run_code(
-        code_command(HANGING_EXIT), CellOptions(), session_id=None, keep=False
-    )
+    submitted = run_alone(engine, HANGING_EXIT)
     result = await submitted.execution.wait()
     assert (result.exit_code, result.exit_reason) == (0, ExitReason.EXITED)
     stderr = submitted.execution.output.streams["stderr"]
@@ -839,10 +841,10 @@ async def test_code_whose_interpreter_does_not_end_says_so(
 
 async def test_interpreter_that_an_exit_function_ends_was_in_time(engine: Engine) -> None:
     code = "import atexit, os\n_ = atexit.register(os._exit, 3)"
-    submitted = engine.run_code(code_command(code), CellOptions(), session_id=None, keep=False)
+    submitted = run_alone(engine, code)
     result = await submitted.execution.wait()
     assert (result.exit_code, result.exit_reason) == (0, ExitReason.EXITED)
-    assert submitted.execution.total_bytes("stderr") == 0
+    assert submitted.execution.view.total_bytes("stderr") == 0
 
 
 # As the memory guard and the kernel do.
@@ -852,9 +854,7 @@ KILLING_EXIT = "import atexit, os\n_ = atexit.register(os.kill, os.getpid(), 9)"
 async def test_interpreter_that_is_killed_in_its_exit_functions_says_so(
     engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    submitted = engine.run_code(
-        code_command(KILLING_EXIT), CellOptions(), session_id=None, keep=False
-    )
+    submitted = run_alone(engine, KILLING_EXIT)
     result = await submitted.execution.wait()
     assert (result.exit_code, result.exit_reason) == (0, ExitReason.EXITED)
     stderr = submitted.execution.output.streams["stderr"]

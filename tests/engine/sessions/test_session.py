@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from execd.engine.sessions.cell_run import CellOptions
+from execd.engine.executions.submission import CellOptions, Submission
 from execd.engine.store.journal import JournalState, SessionDeleted, SessionRecorded, decode
 from execd.model import ExitReason
 from tests.engine.conftest import sh
@@ -51,7 +51,8 @@ async def test_the_journal_has_each_generation_before_its_first_cell_runs(tmp_pa
 async def test_a_session_for_a_single_cell_is_not_in_the_journal(tmp_path: Path) -> None:
     """The session is deleted before any daemon could ask for it, so its records are not written."""
     async with sessions_in(tmp_path) as engine:
-        cell = engine.run_code(code_command("1"), CellOptions(), session_id=None, keep=False)
+        options = CellOptions(makes_session=True, is_last=True)
+        cell = engine.submit(Submission(code_command("1"), options))
         await cell.execution.wait()
         await wait_until_async(lambda: len(engine.sessions) == 0, 20)
         records, _, _ = decode((tmp_path / "state/journal").read_bytes())

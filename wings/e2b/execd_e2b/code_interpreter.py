@@ -38,6 +38,7 @@ from execd.engine.engine_api import (
     Output,
     ProgramStarted,
     ResourceExhausted,
+    Submission,
     code_program,
 )
 from execd_e2b import cell_lines
@@ -212,7 +213,7 @@ async def execute(request: web.Request) -> web.StreamResponse:
         on_disconnect="kill",
         origin=origin,
     )
-    execution = engine.run_cell(session.id, command, CellOptions()).execution
+    execution = engine.submit(Submission(command, CellOptions(session_id=session.id))).execution
     note_started(request, execution, origin)
     with execution.attach() as attachment:
         await execution.wait_started()
@@ -230,7 +231,7 @@ async def execute(request: web.Request) -> web.StreamResponse:
 
 async def _lines(execution: Execution, session: Session) -> AsyncGenerator[bytes, None]:
     has_error = False
-    followed = execution.follow(0, text=True, heartbeat_seconds=KEEPALIVE_SECONDS)
+    followed = execution.view.follow(0, text=True, heartbeat_seconds=KEEPALIVE_SECONDS)
     async with aclosing(followed):
         async for event in followed:
             match event:

@@ -38,6 +38,7 @@ from execd.engine.engine_api import (
     InvalidArgument,
     Output,
     RequestTimeout,
+    Submission,
     TerminalSize,
     line_program,
 )
@@ -81,7 +82,7 @@ async def start(
 ) -> web.StreamResponse:
     account = await sandbox.account(request.headers.get("Authorization"))
     command = await _command(request, sandbox, asked, account)
-    execution = sandbox.engine.run(command)
+    execution = sandbox.engine.submit(Submission(command)).execution
     note_started(request, execution, command.origin)
     has_own_deadline = command.timeout_seconds <= sandbox.engine.config.timeout
     return await _follow(request, sandbox, execution, has_own_deadline=has_own_deadline)
@@ -181,7 +182,7 @@ async def _events(
     yield frame(messages.start_event(execution.pid, execution.id))
     if execution.pid is None and execution.result is not None:
         yield frame(messages.data_event("stderr", f"{execution.result.message}\n".encode()))
-    followed = execution.follow(
+    followed = execution.view.follow(
         0, text=False, heartbeat_seconds=keepalive_seconds, known=dict(received)
     )
     async with aclosing(followed):

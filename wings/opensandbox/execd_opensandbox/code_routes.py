@@ -28,6 +28,7 @@ from execd.engine.engine_api import (
     NotFound,
     NotSupported,
     ResourceExhausted,
+    Submission,
     code_program,
 )
 from execd_opensandbox.bash_session_routes import run_in_session
@@ -191,7 +192,7 @@ async def run(request: web.Request) -> web.StreamResponse:
     session = engine.sessions.get(found.id)
     origin = origin_of(request, DIALECT)
     command = Command(program=code_program(asked.code), origin=origin)
-    execution = engine.submit_cell(session, command, CellOptions()).execution
+    execution = engine.submit(Submission(command, CellOptions(session_id=session.id))).execution
     note_started(request, execution, origin)
     return await send_execution(request, execution, session.id)
 

@@ -29,6 +29,7 @@ from execd.engine.engine_api import (
     Program,
     ResourceExhausted,
     State,
+    Submission,
     argv_program,
     incomplete_tail_bytes,
     shell_program,
@@ -144,7 +145,7 @@ async def run(request: web.Request) -> web.StreamResponse:
         detached=is_background,
         origin=origin,
     )
-    execution = engine.run(await engine.with_account(command))
+    execution = engine.submit(Submission(await engine.with_account(command))).execution
     note_started(request, execution, origin)
     if is_background:
         return await send_started(request, execution)
@@ -236,7 +237,7 @@ async def logs(request: web.Request) -> web.StreamResponse:
             f"the command {execution.id} runs in the foreground: only commands with "
             '"background": true have logs'
         )
-    await execution.look("stdout")
+    await execution.view.refresh_size("stdout")
     data, stop = await _read_log(execution, cursor)
     return web.Response(
         body=data,
@@ -249,7 +250,7 @@ async def logs(request: web.Request) -> web.StreamResponse:
 async def _read_log(execution: Execution, cursor: int) -> tuple[bytes, int]:
     """Return bytes from ``cursor`` on, and the cursor behind the bytes. A marker line stands for
     bytes that were not kept."""
-    total_bytes = execution.total_bytes("stdout")
+    total_bytes = execution.view.total_bytes("stdout")
     hole = execution.output.hole("stdout")
     marker = b""
     if hole is not None and hole[0] <= cursor < hole[1]:
@@ -258,7 +259,7 @@ async def _read_log(execution: Execution, cursor: int) -> tuple[bytes, int]:
     stop = min(total_bytes, cursor + MAX_LOG_BYTES)
     if hole is not None and cursor < hole[0]:
         stop = min(stop, hole[0])
-    data = await execution.read("stdout", cursor, stop) if cursor < stop else b""
+    data = await execution.view.read("stdout", cursor, stop) if cursor < stop else b""
     may_grow = execution.state is not State.EXITED or execution.output.streams["stdout"].is_held
     if may_grow or stop < total_bytes:
         data = data[: len(data) - incomplete_tail_bytes(data)]

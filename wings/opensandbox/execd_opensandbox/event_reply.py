@@ -139,7 +139,7 @@ async def _frames(
     """Yield the events, and None for a ping."""
     lines = EventFrames(strips=strips)
     yield frame("init", _now(), text=name) + ping_frame(_now())
-    followed = execution.follow(0, text=False, heartbeat_seconds=PING_SECONDS)
+    followed = execution.view.follow(0, text=False, heartbeat_seconds=PING_SECONDS)
     async with aclosing(followed):
         async for event in followed:
             match event:

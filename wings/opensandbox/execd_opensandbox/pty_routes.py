@@ -345,10 +345,10 @@ class PtyViewer:
 
     def _followed(self, since: int) -> AsyncGenerator[Any, None]:
         if self._terminal.has_terminal:
-            return self._execution.follow_stream("stdout", since)
+            return self._execution.view.follow_stream("stdout", since)
         # The offset counts standard output. A viewer who comes back has the standard error.
-        stderr_bytes = self._execution.total_bytes("stderr") if since else 0
-        return self._execution.follow(
+        stderr_bytes = self._execution.view.total_bytes("stderr") if since else 0
+        return self._execution.view.follow(
             0, text=False, known={"stdout": since, "stderr": stderr_bytes}
         )
 

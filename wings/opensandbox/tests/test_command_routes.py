@@ -155,7 +155,7 @@ async def test_log_of_a_command_grows_after_its_end_and_cuts_no_character(
             await open_gate(opensandbox, "\n")
         await wait_until(
             lambda size=size_bytes: (
-                execution.total_bytes("stdout") == size
+                execution.view.total_bytes("stdout") == size
                 and execution.output.streams["stdout"].is_held == (size < 6)
             ),
             "the output has come",

@@ -27,6 +27,7 @@ from execd.engine.engine_api import (
     Origin,
     Output,
     State,
+    Submission,
 )
 from execd_sandboxd import process_messages, process_pb2
 from execd_sandboxd.process_ids import ProcessIds
@@ -103,7 +104,7 @@ class ProcessService:
 
     async def _send_events(self, call: RpcCall, execution: Execution) -> None:
         turn, omitted_bytes = Turn(), 0
-        async with aclosing(execution.follow(0, text=False)) as events:
+        async with aclosing(execution.view.follow(0, text=False)) as events:
             async for event in events:
                 match event:
                     case Output():
@@ -134,10 +135,10 @@ class ProcessService:
             _refuse_failed_start(execution)
             _refuse_overrun(call, result)
             limits = process_messages.output_limits(
-                execution.total_bytes("stdout"), execution.total_bytes("stderr")
+                execution.view.total_bytes("stdout"), execution.view.total_bytes("stderr")
             )
-            stdout = await execution.excerpt("stdout", limits[0])
-            stderr = await execution.excerpt("stderr", limits[1])
+            stdout = await execution.view.excerpt("stdout", limits[0])
+            stderr = await execution.view.excerpt("stderr", limits[1])
             omitted_bytes = sum(
                 excerpt.truncation.omitted_bytes
                 for excerpt in (stdout, stderr)
@@ -202,7 +203,7 @@ class ProcessService:
         return found.place
 
     def _run(self, call: RpcCall, command: Command) -> Execution:
-        execution = self._engine.run(command)
+        execution = self._engine.submit(Submission(command)).execution
         call.trailers[EXECUTION_ID] = execution.id
         call.has_execution = True
         return execution

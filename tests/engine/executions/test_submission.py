@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from execd.engine.executions.idempotency import Idempotency
 from execd.engine.executions.registry import Registry
+from execd.engine.executions.submission import Idempotency, Submission
 from execd.errors import IdempotencyMismatch, InvalidArgument, ResourceExhausted
-from execd.model import State
+from execd.model import Command, Program, State
 
 if TYPE_CHECKING:
-    from execd.engine.executions.execution import Registration
-    from execd.engine.executions.idempotency import Submitted
+    from execd.engine.executions.execution_record import Registration
+    from execd.engine.executions.submission import Submitted
 
 
 class Desk:
@@ -39,16 +39,19 @@ class Desk:
         command = SimpleNamespace(detached=False)
         run = SimpleNamespace(**registration._asdict(), command=command, memory_bytes=0)
         run.state, run.has_failed, run.ended_monotonic = State.RUNNING, False, 0.0
+        run.is_repeatable = bool(registration.payload)
         self.made.append(run)
         return run
 
     def submit(
         self, payload: bytes = b"true", *, name: str | None = None, key: str | None = None
     ) -> Submitted:
-        earlier = self.once.repeated(name, key, payload)
+        command = Command(program=Program(argv=("true",), display="true"))
+        submission = Submission(command, execution_id=name, key=key, payload=payload)
+        earlier = self.once.repeated(submission)
         if earlier is not None:
             return earlier
-        registration = self.once.register(name, key, payload, is_kept=False)
+        registration = self.once.register(submission, is_kept=False)
         return self.once.add(self.make(registration))
 
     def fail(self, run: Any) -> None:

@@ -1,20 +1,30 @@
-"""The end of an execution in words, for people: what happened, with the figures that are known.
-Pure."""
+"""The words of an end. Pure.
+
+For people: what happened, with the figures that are known (``in_words``). For the log: who asked,
+how the execution ended, what was used, and which limit applied (``end_fields``); never the text of
+a command, its environment or its output. An execution that ends while the request that started the
+execution is under way needs no log line of its own: the request's line has the fields as well
+(``Execution.has_open_request``).
+"""
 
 from __future__ import annotations
 
 import math
 import re
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
-from execd.model import DiskExcess, ExitReason
+import msgspec
+
+from execd.model import NO_EXIT_CODE, Dialect, DiskExcess, ExitReason
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from execd.engine.executions.execution_record import ExecutionRecord
     from execd.engine.store.journal import MemoryShortage
-    from execd.model import Command, Result
+    from execd.errors import ErrorCode
+    from execd.model import Command, Result, StartedBy, Usage
 
 KIB, MIB = 1 << 10, 1 << 20
 BETWEEN_COMMANDS = re.compile(r"[;&|\n()`]+")
@@ -30,6 +40,57 @@ FIXED = {
         "execd ended in the middle of the execution, and nobody saw how the program ended"
     ),
 }
+
+LIMIT_OF_REASON = {
+    ExitReason.CPU_LIMIT: "cpu_seconds",
+    ExitReason.MEMORY_LIMIT: "memory_bytes",
+    ExitReason.PROCESS_LIMIT: "processes",
+    ExitReason.FILE_SIZE_LIMIT: "file_size_bytes",
+    ExitReason.OUTPUT_LIMIT: "log_bytes",
+}
+
+
+class EndFields(TypedDict):
+    """The fields of the line, by the names of replies. Unknown values are null. The docstring of a
+    field is its row in docs/reference/logs.md."""
+
+    execution_id: str
+    """The `id` in replies of `/v1`, `execution_id` in replies of `/execute`."""
+    session_id: str | None
+    """The session of a cell, or of a command with `session_id`; else null."""
+    dialect: Dialect | None
+    """The routes that started the execution: `python_runtime`, `v1`, `sandboxd_grpc`,
+    `opensandbox`, `e2b`, or those of another wing; null: an earlier daemon did."""
+    started_by: StartedBy | None
+    """As in replies of `/v1`; null for a cell, and for a program that did not start."""
+    exit_reason: ExitReason | None
+    """One of the [exit reasons](exit-reasons.md); null after a refusal (`error_code`), and after a
+    fault of execd, which has an error line of its own."""
+    error_code: ErrorCode | None
+    """The [code](http.md#errors) of the error that kept the program from being started, such as
+    `RESOURCE_EXHAUSTED` where no place became free in time; else null."""
+    exit_code: int
+    """As in replies of `/v1`, in every dialect."""
+    duration_seconds: float | None
+    """As in replies of `/v1`."""
+    usage: Usage | None
+    """As in replies of `/v1`: `user_seconds`, `system_seconds`, `max_rss_bytes`,
+    `peak_tree_bytes`, `processes`, `output_bytes`."""
+    limit: dict[str, float | None] | None
+    """The limit that ended the execution: an object of the limit's name and value, or null.
+    `pod_memory_bytes`: the memory of the pod; `displays`: the bounds of a cell's displays (both
+    with the value null); `base_dir_bytes`, `tmp_dir_bytes`: the limit of the directory."""
+    trace_id: str | None
+    """The trace id of the `traceparent` of the request that started the execution, or null."""
+
+
+def in_words(record: ExecutionRecord, result: Result) -> Result:
+    """Add to the result what happened in words, unless the program ended by itself."""
+    if result.exit_reason is ExitReason.EXITED and not result.message:
+        return result
+    sizes = {str(stream): log.total_bytes for stream, log in record.output.streams.items()}
+    message = end_message(result, record.command, record.excess, sizes)
+    return msgspec.structs.replace(result, message=message)
 
 
 def end_message(
@@ -178,3 +239,61 @@ def _size(n_bytes: int) -> str:
     if n_bytes >= MIB:
         return f"{n_bytes / MIB:.6g} MiB"
     return f"{n_bytes / KIB:.6g} KiB" if n_bytes >= KIB else f"{n_bytes} bytes"
+
+
+def end_fields(record: ExecutionRecord) -> EndFields:
+    """Return the fields of the log line, after the end."""
+    reason, outcome, command = named_reason(record), record.outcome, record.command
+    is_known = reason is not ExitReason.DAEMON_RESTARTED
+    return {
+        "execution_id": record.id,
+        "session_id": command.session_id if record.cell is None else record.cell.session_id,
+        "dialect": command.origin.dialect,
+        "started_by": record.started_by,
+        "exit_reason": reason,
+        "error_code": None if record.refusal is None else record.refusal.code,
+        "exit_code": NO_EXIT_CODE if outcome is None else outcome.any_exit_code,
+        "duration_seconds": outcome.duration_seconds if outcome and is_known else None,
+        "usage": outcome.usage if outcome and is_known else None,
+        "limit": applied_limit(reason, command, record.excess),
+        "trace_id": command.origin.trace_id,
+    }
+
+
+def named_reason(record: ExecutionRecord) -> ExitReason | None:
+    """Return the reason as the log and the counters name the reason."""
+    outcome = record.outcome
+    reason = None if outcome is None else outcome.exit_reason
+    # Replies have a reason of the closed list, and no reason of the list is a full queue.
+    if record.refusal is not None and reason is ExitReason.SPAWN_FAILED:
+        return None
+    return reason
+
+
+def applied_limit(
+    reason: ExitReason | None, command: Command, excess: int | DiskExcess | None
+) -> dict[str, float | None] | None:
+    """Return the limit that ended the execution, as its name and its value; None: no limit did.
+    ``excess``: see ``ExecutionRecord``."""
+    limits = command.limits
+    if isinstance(excess, DiskExcess):
+        if reason is ExitReason.DISK_LIMIT:
+            return {excess.setting: excess.limit_bytes}
+        excess = None
+    match reason:
+        case ExitReason.TIMEOUT:
+            return {"timeout_seconds": round(command.timeout_seconds, 6)}
+        case ExitReason.NO_OUTPUT_TIMEOUT:
+            return {"no_output_timeout_seconds": command.no_output_timeout_seconds}
+        case ExitReason.MEMORY_LIMIT if limits.memory_bytes is None or (
+            excess is not None and excess <= limits.memory_bytes
+        ):
+            return {"pod_memory_bytes": None}
+        case ExitReason.DISK_LIMIT:
+            return {"disk_bytes": None}  # of a directory that nobody told
+        case ExitReason.OUTPUT_LIMIT if command.program.is_code:
+            return {"displays": None}
+        case _ if reason in LIMIT_OF_REASON:
+            name = LIMIT_OF_REASON[reason]
+            return {name: getattr(limits, name)}
+    return None

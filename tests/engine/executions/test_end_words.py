@@ -2,10 +2,14 @@ from __future__ import annotations
 
 import math
 import signal
+from typing import Any
 
 import pytest
 
-from execd.engine.executions.end_message import end_message, seconds
+from execd.engine.executions.end_words import applied_limit, end_fields, end_message, seconds
+from execd.engine.executions.execution_record import ExecutionRecord, Registration
+from execd.engine.executions.state import ExecutionPhase
+from execd.errors import ResourceExhausted
 from execd.model import Command, DiskExcess, ExitReason, Limits, Program, Result, Usage
 
 MIB = 1 << 20
@@ -167,3 +171,95 @@ def test_signal_without_a_name_has_its_number() -> None:
 )
 def test_seconds_are_told_to_the_microsecond(figure: float, shown: str) -> None:
     assert seconds(figure) == shown
+
+
+USAGE = Usage(user_seconds=0.5)
+LIMIT_REASONS = {reason for reason in ExitReason if reason.endswith(("_limit", "timeout"))}
+
+
+def ended(result: Result | None) -> ExecutionRecord:
+    output: Any = None
+    record = ExecutionRecord(Registration("x"), COMMAND, output, ExecutionPhase.EXITED)
+    record.result = result
+    return record
+
+
+@pytest.mark.parametrize(
+    ("reason", "limit"),
+    [
+        (ExitReason.TIMEOUT, {"timeout_seconds": 2.0}),
+        (ExitReason.NO_OUTPUT_TIMEOUT, {"no_output_timeout_seconds": 0.25}),
+        (ExitReason.CPU_LIMIT, {"cpu_seconds": 3}),
+        (ExitReason.PROCESS_LIMIT, {"processes": 4}),
+        (ExitReason.FILE_SIZE_LIMIT, {"file_size_bytes": 1000}),
+        (ExitReason.OUTPUT_LIMIT, {"log_bytes": 100}),
+    ],
+)
+def test_limit_that_applied_is_told_by_its_name(
+    reason: ExitReason, limit: dict[str, float]
+) -> None:
+    assert applied_limit(reason, COMMAND, None) == limit
+
+
+@pytest.mark.parametrize(
+    ("excess", "limit"),
+    [
+        (201 * MIB, {"memory_bytes": 200 * MIB}),
+        (None, {"memory_bytes": 200 * MIB}),
+        (150 * MIB, {"pod_memory_bytes": None}),
+    ],
+)
+def test_memory_of_the_pod_is_told_from_the_memory_of_a_tree(
+    excess: int | None, limit: dict[str, int | None]
+) -> None:
+    assert applied_limit(ExitReason.MEMORY_LIMIT, COMMAND, excess) == limit
+
+
+def test_limit_of_a_full_directory_is_told_by_its_setting() -> None:
+    excess = DiskExcess("tmp_dir_bytes", "/tmp", 60 * MIB, 64 * MIB, False)
+    assert applied_limit(ExitReason.DISK_LIMIT, COMMAND, excess) == {"tmp_dir_bytes": 64 * MIB}
+    assert applied_limit(ExitReason.PROCESS_LIMIT, COMMAND, excess) == {"processes": 4}
+
+
+def test_displays_of_a_cell_have_a_limit_of_their_own() -> None:
+    assert applied_limit(ExitReason.OUTPUT_LIMIT, CELL, None) == {"displays": None}
+
+
+@pytest.mark.parametrize("reason", [None, *ExitReason])
+def test_only_a_reason_that_is_a_limit_has_a_limit(reason: ExitReason | None) -> None:
+    assert (applied_limit(reason, COMMAND, None) is not None) is (reason in LIMIT_REASONS)
+
+
+@pytest.mark.parametrize(
+    ("reason", "usage", "seconds"),
+    [
+        (ExitReason.EXITED, USAGE, 1.5),
+        (ExitReason.DAEMON_RESTARTED, None, None),
+        (None, None, None),
+    ],
+)
+def test_an_end_that_nobody_saw_has_no_usage_and_no_duration(
+    reason: ExitReason | None, usage: Usage | None, seconds: float | None
+) -> None:
+    outcome = reason and Result(
+        exit_code=0, term_signal=None, exit_reason=reason, usage=USAGE, duration_seconds=1.5
+    )
+    fields = end_fields(ended(outcome))
+    assert (fields["usage"], fields["duration_seconds"]) == (usage, seconds)
+
+
+@pytest.mark.parametrize(
+    ("reason", "logged"),
+    [(ExitReason.SPAWN_FAILED, None), (ExitReason.CANCELED, ExitReason.CANCELED)],
+)
+def test_a_refusal_is_told_by_its_code_and_not_as_a_failed_start(
+    reason: ExitReason, logged: ExitReason | None
+) -> None:
+    outcome = Result(exit_code=None, term_signal=None, exit_reason=reason)
+    record = ended(outcome)
+    record.error = ResourceExhausted("full; wait")
+    record.cause = None if reason is ExitReason.SPAWN_FAILED else reason
+    fields = end_fields(record)
+    assert (fields["exit_reason"], fields["error_code"]) == (logged, "RESOURCE_EXHAUSTED")
+    fields = end_fields(ended(outcome))
+    assert (fields["exit_reason"], fields["error_code"]) == (reason, None)
