@@ -90,7 +90,7 @@ LAYERS = {
         " api api.wire dialects",
         "aiohttp uvloop",
     ),
-    "command_line": Layer("config", "click"),
+    "command_line": Layer("config dialects", "click msgspec"),
     "cli": Layer("config dialects lean_imports command_line server"),
     "__main__": Layer("cli"),
 }

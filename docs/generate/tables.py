@@ -17,7 +17,8 @@ from execd import config
 from execd.api.app import RequestFields
 from execd.api.probes.families import FAMILIES
 from execd.api.wire.errors import PYTHON_RUNTIME_HTTP_STATUS, V1_HTTP_STATUS
-from execd.dialects import GROUP
+from execd.command_line import descriptions
+from execd.dialects import GROUP, PORT_FLAGS, VARIABLE_FLAGS
 from execd.engine.executions.end_log import EndFields
 from execd.model import ExitReason
 
@@ -31,7 +32,7 @@ UNITS = {"timeout": "s", "shutdown_timeout": "s"}
 
 def settings(*names: str) -> str:
     """Return the table of the settings with these names."""
-    words = config.descriptions()
+    words = descriptions()
     fields = {field.name: field for field in types.fields(config.Config)}
     rows = [
         (
@@ -79,12 +80,12 @@ def _default(field: msgspec.inspect.Field) -> str:
 
 def older_settings() -> str:
     """Return the table of the older names of dialects' settings."""
-    ports = {name: f"--dialect {dialect}=PORT" for name, dialect in config.PORT_FLAGS.items()}
+    ports = {name: f"--dialect {dialect}=PORT" for name, dialect in PORT_FLAGS.items()}
     return table(
         ("older flag", "older variable", "today"),
         [
             (code(config.flag(name)), code(config.environment_name(name)), code(today))
-            for name, today in {**ports, **config.DIALECT_FLAGS}.items()
+            for name, today in {**ports, **VARIABLE_FLAGS}.items()
         ],
     )
 
