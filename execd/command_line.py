@@ -1,5 +1,5 @@
-"""The command line as click reads it: ``--help``, ``--version``, and the errors; and the settings in
-words, for ``--help`` and the reference."""
+"""The command line as click reads it: ``--help``, ``--version``, errors, and the settings in
+words."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def routes() -> tuple[Route, ...]:
         *(executions, execution_control, sessions),
         *(files, file_operations, archives, watch, restored),
     )
-    return tuple(route for module in modules for route in module.routes())
+    return tuple(route for module in modules for route in module.ROUTES)
 
 
 def runs_something(method: str, canonical: str) -> bool:

@@ -137,23 +137,6 @@ def sender(file: str, media_type: str) -> Handler:
     return send
 
 
-def routes() -> list[Route]:
-    return [
-        _file(
-            "openapi.json",
-            "get_openapi",
-            "The OpenAPI document of all routes of this port",
-            path="/openapi.json",
-            content=dict[str, Any],
-        ),
-        _file("index.html", "get_docs", "This reference, as a page", path="/docs"),
-        _file("", "get_docs_with_slash", "This reference, as a page"),
-        _file("viewer.js", "get_docs_settings", "A file of the page: the settings"),
-        _file("swagger-ui.css", "get_docs_styles", "A file of the page: the styles"),
-        _file("swagger-ui-bundle.js", "get_docs_viewer", "A file of the page: the viewer"),
-    ]
-
-
 def _file(
     file: str, name: str, summary: str, path: str = "", content: Content | None = None
 ) -> Route:
@@ -169,3 +152,19 @@ def _file(
         reply_headers=("ETag",),
         access=Access.OPEN,
     )
+
+
+ROUTES = (
+    _file(
+        "openapi.json",
+        "get_openapi",
+        "The OpenAPI document of all routes of this port",
+        path="/openapi.json",
+        content=dict[str, Any],
+    ),
+    _file("index.html", "get_docs", "This reference, as a page", path="/docs"),
+    _file("", "get_docs_with_slash", "This reference, as a page"),
+    _file("viewer.js", "get_docs_settings", "A file of the page: the settings"),
+    _file("swagger-ui.css", "get_docs_styles", "A file of the page: the styles"),
+    _file("swagger-ui-bundle.js", "get_docs_viewer", "A file of the page: the viewer"),
+)

@@ -22,14 +22,13 @@ async def metrics(request: web.Request) -> web.Response:
     return web.Response(body=text.encode(), headers={"Content-Type": text_format.content_type})
 
 
-def routes() -> list[Route]:
-    return [
-        Route(
-            method="GET",
-            path=PATH,
-            handler=metrics,
-            name="get_metrics",
-            summary="The metrics of the daemon, in the text format of Prometheus or OpenMetrics",
-            replies={200: tuple(Format)},
-        ),
-    ]
+ROUTES = (
+    Route(
+        method="GET",
+        path=PATH,
+        handler=metrics,
+        name="get_metrics",
+        summary="The metrics of the daemon, in the text format of Prometheus or OpenMetrics",
+        replies={200: tuple(Format)},
+    ),
+)

@@ -62,85 +62,6 @@ if TYPE_CHECKING:
     from execd.engine.files.transfers import Upload
 
 
-def routes() -> list[Route]:
-    """Return the routes, each with and without a trailing slash: clients take any redirect for an
-    error."""
-    return [
-        *(
-            Route(
-                method="POST",
-                path=path,
-                handler=_answering_refusals(execute),
-                name=name,
-                summary="Run a shell command",
-                headers=("X-Sandbox-Timeout", "X-Request-ID", "traceparent"),
-                body=(execute_request.ExecuteRequest,),
-                replies={
-                    200: (execute_reply.ExecuteReply,),
-                    400: (DetailReply,),
-                    422: (FaultsReply,),
-                },
-                errors=(ResourceExhausted,),
-            )
-            for name, path in (("execute", "/execute"), ("execute_with_slash", "/execute/"))
-        ),
-        *(
-            Route(
-                method="POST",
-                path=path,
-                handler=_answering_refusals(upload),
-                name=name,
-                summary="Write a file below the base dir, under the filename of the part",
-                body=(FORM,),
-                replies={200: (UploadReply,), 400: (DetailReply,), 422: (FaultsReply,)},
-                errors=(NotFound, Conflict, ResourceExhausted, NoSpace, ReadOnly),
-            )
-            for name, path in (("upload", "/upload"), ("upload_with_slash", "/upload/"))
-        ),
-        *(
-            Route(
-                method="GET",
-                path=path,
-                handler=download,
-                name=name,
-                summary="Read a file below the base dir",
-                headers=("Range", "If-Range", "If-None-Match", "If-Modified-Since"),
-                replies={200: (BYTES,), 206: (BYTES,), 304: ()},
-                reply_headers=FILE_HEADERS,
-                errors=(NotFound, Conflict, RangeNotSatisfiable, ResourceExhausted),
-            )
-            for name, path in (
-                ("download_base_dir", "/download"),
-                ("download", "/download" + PATH),
-            )
-        ),
-        *(
-            Route(
-                method="GET",
-                path=path,
-                handler=list_directory,
-                name=name,
-                summary="List a directory below the base dir",
-                replies={200: (list[ListedEntry],)},
-                errors=(NotFound, Conflict, ResourceExhausted),
-            )
-            for name, path in (("list_base_dir", "/list"), ("list_directory", "/list" + PATH))
-        ),
-        *(
-            Route(
-                method="GET",
-                path=path,
-                handler=exists,
-                name=name,
-                summary="Whether a path below the base dir exists",
-                replies={200: (ExistsReply,)},
-                errors=(NotFound, ResourceExhausted),
-            )
-            for name, path in (("base_dir_exists", "/exists"), ("exists", "/exists" + PATH))
-        ),
-    ]
-
-
 def _answering_refusals(handler: Handler) -> Handler:
     @wraps(handler)
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -327,3 +248,80 @@ def _reworded(
             return type(error)(f"{failed}: {error.message}", **error.details)
         case _:
             return error
+
+
+# Each route with and without a trailing slash: clients take any redirect for an error.
+ROUTES = (
+    *(
+        Route(
+            method="POST",
+            path=path,
+            handler=_answering_refusals(execute),
+            name=name,
+            summary="Run a shell command",
+            headers=("X-Sandbox-Timeout", "X-Request-ID", "traceparent"),
+            body=(execute_request.ExecuteRequest,),
+            replies={
+                200: (execute_reply.ExecuteReply,),
+                400: (DetailReply,),
+                422: (FaultsReply,),
+            },
+            errors=(ResourceExhausted,),
+        )
+        for name, path in (("execute", "/execute"), ("execute_with_slash", "/execute/"))
+    ),
+    *(
+        Route(
+            method="POST",
+            path=path,
+            handler=_answering_refusals(upload),
+            name=name,
+            summary="Write a file below the base dir, under the filename of the part",
+            body=(FORM,),
+            replies={200: (UploadReply,), 400: (DetailReply,), 422: (FaultsReply,)},
+            errors=(NotFound, Conflict, ResourceExhausted, NoSpace, ReadOnly),
+        )
+        for name, path in (("upload", "/upload"), ("upload_with_slash", "/upload/"))
+    ),
+    *(
+        Route(
+            method="GET",
+            path=path,
+            handler=download,
+            name=name,
+            summary="Read a file below the base dir",
+            headers=("Range", "If-Range", "If-None-Match", "If-Modified-Since"),
+            replies={200: (BYTES,), 206: (BYTES,), 304: ()},
+            reply_headers=FILE_HEADERS,
+            errors=(NotFound, Conflict, RangeNotSatisfiable, ResourceExhausted),
+        )
+        for name, path in (
+            ("download_base_dir", "/download"),
+            ("download", "/download" + PATH),
+        )
+    ),
+    *(
+        Route(
+            method="GET",
+            path=path,
+            handler=list_directory,
+            name=name,
+            summary="List a directory below the base dir",
+            replies={200: (list[ListedEntry],)},
+            errors=(NotFound, Conflict, ResourceExhausted),
+        )
+        for name, path in (("list_base_dir", "/list"), ("list_directory", "/list" + PATH))
+    ),
+    *(
+        Route(
+            method="GET",
+            path=path,
+            handler=exists,
+            name=name,
+            summary="Whether a path below the base dir exists",
+            replies={200: (ExistsReply,)},
+            errors=(NotFound, ResourceExhausted),
+        )
+        for name, path in (("base_dir_exists", "/exists"), ("exists", "/exists" + PATH))
+    ),
+)

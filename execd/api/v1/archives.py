@@ -58,41 +58,6 @@ class UnpackQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = None
 
 
-def routes() -> list[Route]:
-    paths = (("base_dir", ROUTE), ("directory", ROUTE + PATH))
-    return [
-        *(
-            Route(
-                method="GET",
-                path=path,
-                handler=download,
-                name=f"pack_{noun}",
-                summary="Read a directory as an archive",
-                query=PackQuery,
-                replies={200: tuple(CONTENT_TYPES.values())},
-                reply_headers=("Content-Disposition",),
-                errors=(NotFound, Conflict, ResourceExhausted),
-            )
-            for noun, path in paths
-        ),
-        *(
-            Route(
-                method="PUT",
-                path=path,
-                handler=upload,
-                name=f"unpack_{noun}",
-                summary="Unpack an archive into a directory",
-                query=UnpackQuery,
-                headers=("Repr-Digest", "Content-Digest"),
-                body=(*CONTENT_TYPES.values(), BYTES),
-                replies={200: (UnpackReply,)},
-                errors=(NotFound, Conflict, ResourceExhausted, NoSpace, ReadOnly),
-            )
-            for noun, path in paths
-        ),
-    ]
-
-
 def _files(request: web.Request) -> Files:
     return request.app[ENGINE].sandboxd_files
 
@@ -136,3 +101,37 @@ async def upload(request: web.Request) -> web.StreamResponse:
             bytes=done.n_bytes,
         )
     )
+
+
+PATHS = (("base_dir", ROUTE), ("directory", ROUTE + PATH))
+ROUTES = (
+    *(
+        Route(
+            method="GET",
+            path=path,
+            handler=download,
+            name=f"pack_{noun}",
+            summary="Read a directory as an archive",
+            query=PackQuery,
+            replies={200: tuple(CONTENT_TYPES.values())},
+            reply_headers=("Content-Disposition",),
+            errors=(NotFound, Conflict, ResourceExhausted),
+        )
+        for noun, path in PATHS
+    ),
+    *(
+        Route(
+            method="PUT",
+            path=path,
+            handler=upload,
+            name=f"unpack_{noun}",
+            summary="Unpack an archive into a directory",
+            query=UnpackQuery,
+            headers=("Repr-Digest", "Content-Digest"),
+            body=(*CONTENT_TYPES.values(), BYTES),
+            replies={200: (UnpackReply,)},
+            errors=(NotFound, Conflict, ResourceExhausted, NoSpace, ReadOnly),
+        )
+        for noun, path in PATHS
+    ),
+)

@@ -125,82 +125,6 @@ class ExecutionsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ] = None
 
 
-def routes() -> list[Route]:
-    one = "/v1/executions/{id}"
-    return [
-        Route(
-            method="POST",
-            path="/v1/executions",
-            handler=create,
-            name="run_command",
-            summary="Run a command",
-            query=ExecutionView,
-            headers=("Idempotency-Key", "Last-Event-ID", "traceparent"),
-            body=(execution_request.ExecutionRequest,),
-            replies={200: (ExecutionReply,), 202: (ExecutionReply,), 204: ()},
-            reply_headers=("Location", "Idempotent-Replayed"),
-            events=EVENTS,
-            errors=(NotFound, Conflict, Gone, IdempotencyMismatch, ResourceExhausted),
-        ),
-        Route(
-            method="GET",
-            path="/v1/executions",
-            handler=list_executions,
-            name="list_executions",
-            summary="List commands and cells, newest first",
-            query=ExecutionsQuery,
-            replies={200: (ExecutionsReply,)},
-        ),
-        Route(
-            method="GET",
-            path=one,
-            handler=show,
-            name="get_execution",
-            summary="One command or cell, with its output",
-            query=WaitingView,
-            replies={200: (ExecutionReply,)},
-            errors=(NotFound, ResourceExhausted),
-        ),
-        Route(
-            method="DELETE",
-            path=one,
-            handler=delete,
-            name="delete_execution",
-            summary="End a command or cell, and forget the record",
-            query=NoQuery,
-            replies={204: ()},
-            errors=(NotFound,),
-        ),
-        Route(
-            method="GET",
-            path=f"{one}/events",
-            handler=events,
-            name="stream_execution",
-            summary="Stream the output and the end of a command or cell",
-            query=ExecutionEventsQuery,
-            headers=("Last-Event-ID",),
-            replies={204: ()},
-            events={**EVENTS, "part": execution_events.PartEvent},
-            errors=(NotFound, Gone, ResourceExhausted),
-        ),
-        *(
-            Route(
-                method="GET",
-                path=f"{one}/{stream}",
-                handler=functools.partial(output, stream=stream),
-                name=f"read_{stream}",
-                summary=f"The bytes of {stream}",
-                query=NoQuery,
-                headers=("Range",),
-                replies={200: (BYTES,), 206: (BYTES,)},
-                reply_headers=("Accept-Ranges", "Content-Range"),
-                errors=(NotFound, RangeNotSatisfiable),
-            )
-            for stream in STREAMS
-        ),
-    ]
-
-
 def execution_of(request: web.Request) -> Execution:
     return request.app[ENGINE].get(request.match_info["id"])
 
@@ -432,3 +356,78 @@ async def delete(request: web.Request) -> web.StreamResponse:
     parse_query(request.query, NoQuery)
     await request.app[ENGINE].forget(execution_of(request))
     return web.Response(status=204)
+
+
+EXECUTION_ROUTE = "/v1/executions/{id}"
+ROUTES = (
+    Route(
+        method="POST",
+        path="/v1/executions",
+        handler=create,
+        name="run_command",
+        summary="Run a command",
+        query=ExecutionView,
+        headers=("Idempotency-Key", "Last-Event-ID", "traceparent"),
+        body=(execution_request.ExecutionRequest,),
+        replies={200: (ExecutionReply,), 202: (ExecutionReply,), 204: ()},
+        reply_headers=("Location", "Idempotent-Replayed"),
+        events=EVENTS,
+        errors=(NotFound, Conflict, Gone, IdempotencyMismatch, ResourceExhausted),
+    ),
+    Route(
+        method="GET",
+        path="/v1/executions",
+        handler=list_executions,
+        name="list_executions",
+        summary="List commands and cells, newest first",
+        query=ExecutionsQuery,
+        replies={200: (ExecutionsReply,)},
+    ),
+    Route(
+        method="GET",
+        path=EXECUTION_ROUTE,
+        handler=show,
+        name="get_execution",
+        summary="One command or cell, with its output",
+        query=WaitingView,
+        replies={200: (ExecutionReply,)},
+        errors=(NotFound, ResourceExhausted),
+    ),
+    Route(
+        method="DELETE",
+        path=EXECUTION_ROUTE,
+        handler=delete,
+        name="delete_execution",
+        summary="End a command or cell, and forget the record",
+        query=NoQuery,
+        replies={204: ()},
+        errors=(NotFound,),
+    ),
+    Route(
+        method="GET",
+        path=f"{EXECUTION_ROUTE}/events",
+        handler=events,
+        name="stream_execution",
+        summary="Stream the output and the end of a command or cell",
+        query=ExecutionEventsQuery,
+        headers=("Last-Event-ID",),
+        replies={204: ()},
+        events={**EVENTS, "part": execution_events.PartEvent},
+        errors=(NotFound, Gone, ResourceExhausted),
+    ),
+    *(
+        Route(
+            method="GET",
+            path=f"{EXECUTION_ROUTE}/{stream}",
+            handler=functools.partial(output, stream=stream),
+            name=f"read_{stream}",
+            summary=f"The bytes of {stream}",
+            query=NoQuery,
+            headers=("Range",),
+            replies={200: (BYTES,), 206: (BYTES,)},
+            reply_headers=("Accept-Ranges", "Content-Range"),
+            errors=(NotFound, RangeNotSatisfiable),
+        )
+        for stream in STREAMS
+    ),
+)

@@ -115,57 +115,6 @@ CHMOD = msgspec.json.Decoder(ChmodRequest)
 SEARCH = msgspec.json.Decoder(SearchRequest)
 
 
-def routes() -> list[Route]:
-    return [
-        Route(
-            method="GET",
-            path="/v1/fs/stat",
-            handler=show,
-            name="stat_path",
-            summary="The facts of one path",
-            query=StatQuery,
-            replies={200: (DescriptionReply,)},
-            errors=(NotFound, Conflict, ResourceExhausted),
-        ),
-        *(
-            Route(
-                method="POST",
-                path=f"/v1/fs/{handler.__name__}",
-                handler=handler,
-                name=name,
-                summary=summary,
-                query=NoQuery,
-                body=(body,),
-                replies={200: (reply,)},
-                errors=(NotFound, Conflict, ResourceExhausted, NoSpace, ReadOnly),
-            )
-            for name, handler, body, reply, summary in (
-                ("make_directory", mkdir, MkdirRequest, DescriptionReply, "Make a directory"),
-                ("move_path", move, MoveRequest, DescriptionReply, "Rename a file or directory"),
-                ("copy_path", copy, MoveRequest, CopyReply, "Copy a file or directory"),
-                (
-                    "change_mode",
-                    chmod,
-                    ChmodRequest,
-                    DescriptionReply,
-                    "Set the mode of a path",
-                ),
-            )
-        ),
-        Route(
-            method="POST",
-            path="/v1/fs/search",
-            handler=search,
-            name="search_paths",
-            summary="Find paths by a pattern",
-            query=NoQuery,
-            body=(SearchRequest,),
-            replies={200: (SearchReply,)},
-            errors=(NotFound, Conflict, ResourceExhausted),
-        ),
-    ]
-
-
 async def show(request: web.Request) -> web.StreamResponse:
     query = parse_query(query_of(request.raw_path), StatQuery)
     found = await _files(request).describe(query.path, follow=query.follow)
@@ -234,3 +183,53 @@ async def _body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T:
 
 async def _description_reply(files: Files, path: str) -> web.Response:
     return json_reply(description_reply(await files.describe(path, follow=False)))
+
+
+ROUTES = (
+    Route(
+        method="GET",
+        path="/v1/fs/stat",
+        handler=show,
+        name="stat_path",
+        summary="The facts of one path",
+        query=StatQuery,
+        replies={200: (DescriptionReply,)},
+        errors=(NotFound, Conflict, ResourceExhausted),
+    ),
+    *(
+        Route(
+            method="POST",
+            path=f"/v1/fs/{handler.__name__}",
+            handler=handler,
+            name=name,
+            summary=summary,
+            query=NoQuery,
+            body=(body,),
+            replies={200: (reply,)},
+            errors=(NotFound, Conflict, ResourceExhausted, NoSpace, ReadOnly),
+        )
+        for name, handler, body, reply, summary in (
+            ("make_directory", mkdir, MkdirRequest, DescriptionReply, "Make a directory"),
+            ("move_path", move, MoveRequest, DescriptionReply, "Rename a file or directory"),
+            ("copy_path", copy, MoveRequest, CopyReply, "Copy a file or directory"),
+            (
+                "change_mode",
+                chmod,
+                ChmodRequest,
+                DescriptionReply,
+                "Set the mode of a path",
+            ),
+        )
+    ),
+    Route(
+        method="POST",
+        path="/v1/fs/search",
+        handler=search,
+        name="search_paths",
+        summary="Find paths by a pattern",
+        query=NoQuery,
+        body=(SearchRequest,),
+        replies={200: (SearchReply,)},
+        errors=(NotFound, Conflict, ResourceExhausted),
+    ),
+)

@@ -116,14 +116,6 @@ class TreeDeleteQuery(DeleteQuery, frozen=True, kw_only=True, forbid_unknown_fie
     path: TreePath
 
 
-def routes() -> list[Route]:
-    return [
-        *_rows("base_dir", SANDBOXD_ROUTE, GetQuery, PutQuery, DeleteQuery),
-        *_rows("file", SANDBOXD_ROUTE + PATH, GetQuery, PutQuery, DeleteQuery),
-        *_rows("fs_file", TREE_ROUTE, TreeGetQuery, TreePutQuery, TreeDeleteQuery),
-    ]
-
-
 def _rows(
     noun: str,
     path: str,
@@ -339,3 +331,10 @@ async def delete(request: web.Request) -> web.StreamResponse:
         precondition=validators.parse_precondition(request.headers),
     )
     return web.Response(status=204)
+
+
+ROUTES = (
+    *_rows("base_dir", SANDBOXD_ROUTE, GetQuery, PutQuery, DeleteQuery),
+    *_rows("file", SANDBOXD_ROUTE + PATH, GetQuery, PutQuery, DeleteQuery),
+    *_rows("fs_file", TREE_ROUTE, TreeGetQuery, TreePutQuery, TreeDeleteQuery),
+)

@@ -82,17 +82,16 @@ async def restored(request: web.Request) -> web.Response:
     )
 
 
-def routes() -> list[Route]:
-    return [
-        Route(
-            method="POST",
-            path="/v1/restored",
-            handler=restored,
-            name="report_restore",
-            summary="Report that the sandbox was restored from a checkpoint",
-            body=(RestoredRequest,),
-            is_body_optional=True,
-            replies={200: (RestoredReply,)},
-            errors=(Conflict,),
-        )
-    ]
+ROUTES = (
+    Route(
+        method="POST",
+        path="/v1/restored",
+        handler=restored,
+        name="report_restore",
+        summary="Report that the sandbox was restored from a checkpoint",
+        body=(RestoredRequest,),
+        is_body_optional=True,
+        replies={200: (RestoredReply,)},
+        errors=(Conflict,),
+    ),
+)

@@ -57,7 +57,7 @@ def routes() -> tuple[Route, ...]:
         *(envd_process, envd_filesystem, file_transfers),
         *(sandbox_routes, code_interpreter),
     )
-    return tuple(route for module in modules for route in module.routes())
+    return tuple(route for module in modules for route in module.ROUTES)
 
 
 def runs_something(method: str, canonical: str) -> bool:

@@ -34,7 +34,7 @@ def routes() -> tuple[Route, ...]:
         *(command_routes, file_routes, bash_session_routes, code_routes),
         *(daemon_routes, runtime_init, pty_routes, port_proxy),
     )
-    return tuple(route for module in modules for route in module.routes())
+    return tuple(route for module in modules for route in module.ROUTES)
 
 
 def runs_something(method: str, canonical: str) -> bool:

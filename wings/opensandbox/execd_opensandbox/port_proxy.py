@@ -69,24 +69,6 @@ class _SocketRefused(Exception):
         self.answer = answer
 
 
-def routes() -> list[Route]:
-    return [
-        Route(
-            method="*",
-            path=path,
-            handler=proxy,
-            name=name,
-            summary="A server inside the sandbox",
-            replies={200: ("*/*",)},
-            errors=(PermissionDenied,),
-        )
-        for name, path in (
-            ("opensandbox_proxy_root", "/proxy/{port}"),
-            ("opensandbox_proxy", "/proxy/{port}" + PATH),
-        )
-    ]
-
-
 def parse_port(engine: Engine, text: str) -> int:
     """Raises InvalidArgument, PermissionDenied."""
     if not (text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) <= 65535):
@@ -288,3 +270,20 @@ async def _close_both(socket: web.WebSocketResponse, inside: ClientWebSocketResp
             async with asyncio.timeout(CLOSE_SECONDS):
                 code = other.close_code or aiohttp.WSCloseCode.OK
                 await one.close(code=code if code in SENDABLE else aiohttp.WSCloseCode.OK)
+
+
+ROUTES = tuple(
+    Route(
+        method="*",
+        path=path,
+        handler=proxy,
+        name=name,
+        summary="A server inside the sandbox",
+        replies={200: ("*/*",)},
+        errors=(PermissionDenied,),
+    )
+    for name, path in (
+        ("opensandbox_proxy_root", "/proxy/{port}"),
+        ("opensandbox_proxy", "/proxy/{port}" + PATH),
+    )
+)

@@ -108,50 +108,6 @@ class PtyStatusReply(msgspec.Struct, frozen=True, kw_only=True):
 BODY = msgspec.json.Decoder(PtyBody)
 
 
-def routes() -> list[Route]:
-    one = "/pty/{id}"
-    return [
-        Route(
-            method="POST",
-            path="/pty",
-            handler=create,
-            name="opensandbox_create_pty",
-            summary="Make a terminal",
-            body=(PtyBody,),
-            is_body_optional=True,
-            replies={201: (PtyReply,)},
-            errors=(ResourceExhausted,),
-        ),
-        Route(
-            method="GET",
-            path=one,
-            handler=show,
-            name="opensandbox_pty_status",
-            summary="One terminal",
-            replies={200: (PtyStatusReply,)},
-            errors=(NotFound,),
-        ),
-        Route(
-            method="DELETE",
-            path=one,
-            handler=delete,
-            name="opensandbox_delete_pty",
-            summary="End the shell of a terminal",
-            replies={200: ()},
-            errors=(NotFound,),
-        ),
-        Route(
-            method="GET",
-            path=f"{one}/ws",
-            handler=look_on,
-            name="opensandbox_attach_pty",
-            summary="A WebSocket on a terminal",
-            replies={101: ()},
-            errors=(NotFound, Conflict, ResourceExhausted),
-        ),
-    ]
-
-
 def _terminal(request: web.Request) -> NamedTerminal:
     return request.app[ENGINE].terminals.get(request.match_info["id"])
 
@@ -426,3 +382,46 @@ class PtyViewer:
                 await self._execution.write_stdin(data)
             except ExecdError as error:
                 await self._refuse(error, "STDIN_WRITE_FAILED")
+
+
+TERMINAL_ROUTE = "/pty/{id}"
+ROUTES = (
+    Route(
+        method="POST",
+        path="/pty",
+        handler=create,
+        name="opensandbox_create_pty",
+        summary="Make a terminal",
+        body=(PtyBody,),
+        is_body_optional=True,
+        replies={201: (PtyReply,)},
+        errors=(ResourceExhausted,),
+    ),
+    Route(
+        method="GET",
+        path=TERMINAL_ROUTE,
+        handler=show,
+        name="opensandbox_pty_status",
+        summary="One terminal",
+        replies={200: (PtyStatusReply,)},
+        errors=(NotFound,),
+    ),
+    Route(
+        method="DELETE",
+        path=TERMINAL_ROUTE,
+        handler=delete,
+        name="opensandbox_delete_pty",
+        summary="End the shell of a terminal",
+        replies={200: ()},
+        errors=(NotFound,),
+    ),
+    Route(
+        method="GET",
+        path=f"{TERMINAL_ROUTE}/ws",
+        handler=look_on,
+        name="opensandbox_attach_pty",
+        summary="A WebSocket on a terminal",
+        replies={101: ()},
+        errors=(NotFound, Conflict, ResourceExhausted),
+    ),
+)
