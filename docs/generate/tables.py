@@ -15,7 +15,7 @@ from docs.generate.routes import all_errors
 from docs.generate.source_docs import field_docs
 from execd import config
 from execd.api.app import RequestFields
-from execd.api.probes.families import FAMILIES
+from execd.api.probes.families import families
 from execd.api.wire.errors import PYTHON_RUNTIME_HTTP_STATUS, V1_HTTP_STATUS
 from execd.command_line import descriptions
 from execd.dialects import GROUP, PORT_FLAGS, VARIABLE_FLAGS
@@ -130,7 +130,7 @@ def exit_reasons() -> str:
 def metrics() -> str:
     """Return the table of the metrics."""
     rows = [
-        (code(family.name), family.kind, codes(family.labels), family.help) for family in FAMILIES
+        (code(family.name), family.kind, codes(family.labels), family.help) for family in families()
     ]
     return table(("metric", "type", "labels", "meaning"), rows)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from execd.api.probes.exposition import Format, choose_format, render
-from execd.api.probes.families import FAMILIES
+from execd.api.probes.families import families
 from execd.api.wire.keys import ENGINE
 from execd.api.wire.route import Route
 
@@ -17,7 +17,7 @@ async def metrics(request: web.Request) -> web.Response:
     engine = request.app[ENGINE]
     stats = engine.stats()
     text_format = choose_format(request.headers.get("Accept", ""))
-    text = render(FAMILIES, stats, engine.counters, text_format)
+    text = render(families(), stats, engine.counters, text_format)
     # As a header: aiohttp would parse a ``content_type`` argument and join its parts again.
     return web.Response(body=text.encode(), headers={"Content-Type": text_format.content_type})
 
