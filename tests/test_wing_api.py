@@ -25,12 +25,12 @@ ROOT = Path(__file__).parent.parent
 MAY_IMPORT = {wire_api.__name__, engine_api.__name__}
 WIRE = """
 Access BYTES CHUNK_BYTES ConnectionLimits ENGINE ErrorRenderers FACTS FILE_HEADERS FORM GATE
-HttpDialect INSTANCE_HEADER PATH PIECES_BYTES PortContext PortServer Route StallDetector
-TOKEN_HEADERS TOKEN_SUBPROTOCOL TokenGate Turn V1_HTTP_STATUS WireEvent abort_when_stalled
-body_chunks cancel_and_wait code_of_http form_events json_reply lease_of make_http_port multipart
-note_started origin_of parse_json presented_tokens query_of raw_path_of read_body replace_surrogates
-request_id send_events send_file send_stream signal_number trace_environment trace_id
-unacknowledged_bytes upload_chunks
+HttpDialect INSTANCE_HEADER PATH PIECES_BYTES PortContext PortServer Route SocketViewer
+StallDetector TOKEN_HEADERS TOKEN_SUBPROTOCOL TokenGate Turn V1_HTTP_STATUS WireEvent
+abort_when_stalled body_chunks cancel_and_wait code_of_http form_events json_reply lease_of
+make_http_port multipart note_started origin_of parse_json presented_tokens query_of raw_path_of
+read_body replace_surrogates request_id send_events send_file send_stream signal_number
+trace_environment trace_id unacknowledged_bytes upload_chunks
 """
 ENGINE = """
 BashSession CellOptions Change Command Config Conflict DescribedEntry Description Dialect

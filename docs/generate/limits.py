@@ -213,7 +213,7 @@ CALLERS = (
     "execd.engine.executions.command.MAX_SESSION_VARIABLES",
     "execd.engine.sessions.manager.MAX_COMPLETED_CHARACTERS",
     "execd.api.wire.multipart.MAX_PARTS",
-    "execd.api.v1.attach.MESSAGES_PER_SECOND",
+    "execd.api.wire.socket_viewer.MESSAGES_PER_SECOND",
     "execd.engine.files.service.MAX_LARGE_LISTINGS",
     "execd.engine.files.service.MAX_LARGE_ZIPS",
     Limit(

@@ -29,6 +29,7 @@ from execd.api.wire.replies import INSTANCE_HEADER, json_reply, replace_surrogat
 from execd.api.wire.request_id import request_id
 from execd.api.wire.route import BYTES, FORM, PATH, Access, Route
 from execd.api.wire.signal_names import signal_number
+from execd.api.wire.socket_viewer import SocketViewer
 from execd.api.wire.streams import (
     StallDetector,
     Turn,
@@ -59,6 +60,7 @@ __all__ = [
     "PortContext",
     "PortServer",
     "Route",
+    "SocketViewer",
     "StallDetector",
     "TOKEN_HEADERS",
     "TOKEN_SUBPROTOCOL",
