@@ -71,8 +71,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _help("Directory of the journal and the logs of large outputs; never inside the base dir."),
     ] = "./.execd-state"
     timeout: Annotated[
-        float,
-        _help("Hard limit of a command; an unusable value means 300, with a warning."),
+        float, _help("Hard limit of a command; an unusable value means 300, with a warning.")
     ] = DEFAULT_TIMEOUT_SECONDS
     token_sha256: Annotated[
         Sha256 | None,
@@ -172,9 +171,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = 0.0
     stream_heartbeat_seconds: Annotated[
-        float,
-        Meta(ge=0),
-        _help("Interval of heartbeats on a silent stream; 0: off."),
+        float, Meta(ge=0), _help("Interval of heartbeats on a silent stream; 0: off.")
     ] = 5.0
     stream_stall_seconds: Annotated[
         float,

@@ -11,31 +11,18 @@ from msgspec import UNSET, Meta, UnsetType
 class RefusalReply(msgspec.Struct, frozen=True, kw_only=True):
     """Why an interpreter cannot serve sessions."""
 
-    cause: Annotated[
-        str,
-        Meta(description="The cause in a word, for example `no_ipython`."),
-    ]
-    message: Annotated[
-        str,
-        Meta(description="The reason in words."),
-    ]
+    cause: Annotated[str, Meta(description="The cause in a word, for example `no_ipython`.")]
+    message: Annotated[str, Meta(description="The reason in words.")]
 
 
 class SessionCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """The interpreter of sessions."""
 
-    mode: Annotated[
-        Literal["eager", "lazy", "off"],
-        Meta(description="The setting `--sessions`."),
-    ]
+    mode: Annotated[Literal["eager", "lazy", "off"], Meta(description="The setting `--sessions`.")]
     ready: Annotated[
-        bool,
-        Meta(description="Whether the zygote runs, so that sessions start at once."),
+        bool, Meta(description="Whether the zygote runs, so that sessions start at once.")
     ]
-    trouble: Annotated[
-        str | None,
-        Meta(description="Why there is no zygote; null: no trouble."),
-    ]
+    trouble: Annotated[str | None, Meta(description="Why there is no zygote; null: no trouble.")]
     refused: Annotated[
         RefusalReply | None,
         Meta(
@@ -43,10 +30,7 @@ class SessionCapabilities(msgspec.Struct, frozen=True, kw_only=True):
             "against it."
         ),
     ]
-    restarts: Annotated[
-        int,
-        Meta(description="How often the daemon replaced the zygote."),
-    ]
+    restarts: Annotated[int, Meta(description="How often the daemon replaced the zygote.")]
     python: Annotated[
         str | UnsetType,
         Meta(description="The version of Python. Absent before the first zygote is ready."),
@@ -87,13 +71,9 @@ class PodMemoryCapabilities(msgspec.Struct, frozen=True, kw_only=True):
             "this is all memory that gVisor shows."
         ),
     ]
-    size_bytes: Annotated[
-        int | None,
-        Meta(description="The memory of the pod; null: not known."),
-    ]
+    size_bytes: Annotated[int | None, Meta(description="The memory of the pod; null: not known.")]
     reserve_bytes: Annotated[
-        int | None,
-        Meta(description="The part that stays free; null: not known."),
+        int | None, Meta(description="The part that stays free; null: not known.")
     ]
 
 
@@ -101,50 +81,33 @@ class VolumeCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """The guard of a directory."""
 
     guarded: Annotated[
-        bool,
-        Meta(description="Whether execd ends the command that fills the directory."),
+        bool, Meta(description="Whether execd ends the command that fills the directory.")
     ]
     limit_bytes: Annotated[
-        int | None,
-        Meta(description="What the directory may hold; null: no guard."),
+        int | None, Meta(description="What the directory may hold; null: no guard.")
     ]
     reserve_bytes: Annotated[
-        int | None,
-        Meta(description="The part of the limit that stays free; null: no guard."),
+        int | None, Meta(description="The part of the limit that stays free; null: no guard.")
     ]
     used_bytes: Annotated[
-        int | None,
-        Meta(description="The estimate at the last look; null before the first look."),
+        int | None, Meta(description="The estimate at the last look; null before the first look.")
     ]
 
 
 class DiskCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """The guards of directories."""
 
-    base_dir: Annotated[
-        VolumeCapabilities,
-        Meta(description="The base dir."),
-    ]
-    tmp_dir: Annotated[
-        VolumeCapabilities,
-        Meta(description="The directory `/tmp`."),
-    ]
+    base_dir: Annotated[VolumeCapabilities, Meta(description="The base dir.")]
+    tmp_dir: Annotated[VolumeCapabilities, Meta(description="The directory `/tmp`.")]
 
 
 class CommandCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """The bounds of commands at once, and the commands now."""
 
-    cpus: Annotated[
-        float,
-        Meta(description="The CPUs that execd counts with."),
-    ]
-    max_running: Annotated[
-        int,
-        Meta(description="How many commands run at once."),
-    ]
+    cpus: Annotated[float, Meta(description="The CPUs that execd counts with.")]
+    max_running: Annotated[int, Meta(description="How many commands run at once.")]
     max_starting: Annotated[
-        int,
-        Meta(description="How many commands may be in their first moments at once."),
+        int, Meta(description="How many commands may be in their first moments at once.")
     ]
     max_starting_short: Annotated[
         int,
@@ -154,41 +117,25 @@ class CommandCapabilities(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ]
     starting_seconds: Annotated[
-        float,
-        Meta(description="How long the first moments of a command last."),
+        float, Meta(description="How long the first moments of a command last.")
     ]
-    running: Annotated[
-        int,
-        Meta(description="Commands that run now."),
-    ]
-    queued: Annotated[
-        int,
-        Meta(description="Commands that wait now."),
-    ]
+    running: Annotated[int, Meta(description="Commands that run now.")]
+    queued: Annotated[int, Meta(description="Commands that wait now.")]
 
 
 class Protections(msgspec.Struct, frozen=True, kw_only=True):
     """The protections that hold here."""
 
     daemon_invisible: Annotated[
-        bool,
-        Meta(description="User code cannot see the daemon among the processes."),
+        bool, Meta(description="User code cannot see the daemon among the processes.")
     ]
-    daemon_unkillable: Annotated[
-        bool,
-        Meta(description="User code cannot signal the daemon."),
-    ]
+    daemon_unkillable: Annotated[bool, Meta(description="User code cannot signal the daemon.")]
     daemon_environment_unreadable: Annotated[
-        bool,
-        Meta(description="User code cannot read the environment of the daemon."),
+        bool, Meta(description="User code cannot read the environment of the daemon.")
     ]
-    state_dir_unreadable: Annotated[
-        bool,
-        Meta(description="User code cannot read the state dir."),
-    ]
+    state_dir_unreadable: Annotated[bool, Meta(description="User code cannot read the state dir.")]
     nothing_survives_the_warden: Annotated[
-        bool,
-        Meta(description="All user code ends with the warden."),
+        bool, Meta(description="All user code ends with the warden.")
     ]
 
 
@@ -203,34 +150,24 @@ class InstanceFacts(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ]
     restores: Annotated[
-        int,
-        Meta(description="How often the daemon was restored from a checkpoint."),
+        int, Meta(description="How often the daemon was restored from a checkpoint.")
     ]
 
 
 class CapabilitiesReply(msgspec.Struct, frozen=True, kw_only=True):
     """What execd found on this kernel, and which protections hold."""
 
-    instance: Annotated[
-        InstanceFacts,
-        Meta(description="The life of the daemon."),
-    ]
+    instance: Annotated[InstanceFacts, Meta(description="The life of the daemon.")]
     namespaces: Annotated[
-        bool,
-        Meta(description="Whether user code runs in namespaces of its own."),
+        bool, Meta(description="Whether user code runs in namespaces of its own.")
     ]
     namespace_shape: Annotated[
-        str,
-        Meta(description="The namespaces in use; `none`: user code runs below a subreaper."),
+        str, Meta(description="The namespaces in use; `none`: user code runs below a subreaper.")
     ]
     namespaces_refused: Annotated[
-        str | None,
-        Meta(description="The step that was refused; null: none was."),
+        str | None, Meta(description="The step that was refused; null: none was.")
     ]
-    uid: Annotated[
-        int,
-        Meta(description="The user of the daemon."),
-    ]
+    uid: Annotated[int, Meta(description="The user of the daemon.")]
     run_as_uid: Annotated[
         int | None,
         Meta(
@@ -243,31 +180,14 @@ class CapabilitiesReply(msgspec.Struct, frozen=True, kw_only=True):
             description="The capabilities of commands of root; empty: commands run as another user."
         ),
     ]
-    warden_restarts: Annotated[
-        int,
-        Meta(description="How often the daemon replaced the warden."),
-    ]
+    warden_restarts: Annotated[int, Meta(description="How often the daemon replaced the warden.")]
     warden_missed_pings: Annotated[
-        int,
-        Meta(description="How many pings the warden did not answer."),
+        int, Meta(description="How many pings the warden did not answer.")
     ]
-    sessions: Annotated[
-        SessionCapabilities,
-        Meta(description="The interpreter of sessions."),
-    ]
+    sessions: Annotated[SessionCapabilities, Meta(description="The interpreter of sessions.")]
     pod_memory: Annotated[
-        PodMemoryCapabilities,
-        Meta(description="The guard of the memory of the pod."),
+        PodMemoryCapabilities, Meta(description="The guard of the memory of the pod.")
     ]
-    disk: Annotated[
-        DiskCapabilities,
-        Meta(description="The guards of directories."),
-    ]
-    commands: Annotated[
-        CommandCapabilities,
-        Meta(description="The bounds of commands at once."),
-    ]
-    protections: Annotated[
-        Protections,
-        Meta(description="The protections that hold here."),
-    ]
+    disk: Annotated[DiskCapabilities, Meta(description="The guards of directories.")]
+    commands: Annotated[CommandCapabilities, Meta(description="The bounds of commands at once.")]
+    protections: Annotated[Protections, Meta(description="The protections that hold here.")]

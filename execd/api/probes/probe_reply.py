@@ -11,27 +11,15 @@ from msgspec import UNSET, Meta, UnsetType
 class RootReply(msgspec.Struct, frozen=True, kw_only=True):
     """The daemon serves requests."""
 
-    status: Annotated[
-        Literal["ok"],
-        Meta(description="`ok`."),
-    ]
-    message: Annotated[
-        str,
-        Meta(description="The words of the python-runtime."),
-    ]
-    version: Annotated[
-        str,
-        Meta(description="The version of execd."),
-    ]
+    status: Annotated[Literal["ok"], Meta(description="`ok`.")]
+    message: Annotated[str, Meta(description="The words of the python-runtime.")]
+    version: Annotated[str, Meta(description="The version of execd.")]
 
 
 class StatusReply(msgspec.Struct, frozen=True, kw_only=True):
     """The event loop runs."""
 
-    status: Annotated[
-        Literal["ok"],
-        Meta(description="`ok`."),
-    ]
+    status: Annotated[Literal["ok"], Meta(description="`ok`.")]
 
 
 class ReadyReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,14 +51,8 @@ class ReadyReply(msgspec.Struct, frozen=True, kw_only=True):
 class HealthReply(msgspec.Struct, frozen=True, kw_only=True):
     """The daemon can run commands."""
 
-    status: Annotated[
-        Literal["ok"],
-        Meta(description="`ok`."),
-    ]
-    uptime_seconds: Annotated[
-        int,
-        Meta(description="The age of the daemon, in whole seconds."),
-    ]
+    status: Annotated[Literal["ok"], Meta(description="`ok`.")]
+    uptime_seconds: Annotated[int, Meta(description="The age of the daemon, in whole seconds.")]
 
 
 class MetadataReply(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,22 +25,17 @@ class ExecuteTruncation(msgspec.Struct, frozen=True, kw_only=True):
     """The streams that lost their middles. A stream that is whole is absent."""
 
     stdout: Annotated[
-        OmittedOutput | UnsetType,
-        Meta(description="The missing bytes of stdout."),
+        OmittedOutput | UnsetType, Meta(description="The missing bytes of stdout.")
     ] = UNSET
     stderr: Annotated[
-        OmittedOutput | UnsetType,
-        Meta(description="The missing bytes of stderr."),
+        OmittedOutput | UnsetType, Meta(description="The missing bytes of stderr.")
     ] = UNSET
 
 
 class ExecuteReply(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a command."""
 
-    stdout: Annotated[
-        str,
-        Meta(description="The output, as text."),
-    ]
+    stdout: Annotated[str, Meta(description="The output, as text.")]
     stderr: Annotated[
         str,
         Meta(
@@ -55,26 +50,16 @@ class ExecuteReply(msgspec.Struct, frozen=True, kw_only=True):
             " if the program could not start."
         ),
     ]
-    timed_out: Annotated[
-        bool,
-        Meta(description="Whether the time was over."),
-    ]
+    timed_out: Annotated[bool, Meta(description="Whether the time was over.")]
     truncated: Annotated[
         ExecuteTruncation | None,
         Meta(description="What the reply does not have; null: nothing is missing."),
     ]
     duration_seconds: Annotated[
-        float,
-        Meta(description="Time from the start of the program to the end."),
+        float, Meta(description="Time from the start of the program to the end.")
     ]
-    exit_reason: Annotated[
-        ExitReason,
-        Meta(description="How the command ended."),
-    ]
-    execution_id: Annotated[
-        str,
-        Meta(description="The name under `/v1/executions`."),
-    ]
+    exit_reason: Annotated[ExitReason, Meta(description="How the command ended.")]
+    execution_id: Annotated[str, Meta(description="The name under `/v1/executions`.")]
 
 
 async def make_reply(execution: Execution, limit_bytes: int) -> ExecuteReply:

@@ -43,8 +43,7 @@ CONTENT_TYPES: dict[ArchiveFormat, str] = {
 class PackQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     format: Annotated[ArchiveFormat, Meta(description="The format of the archive.")] = "tar"
     skip_unreadable: Annotated[
-        bool,
-        Meta(description="Leave out files that the daemon may not read, instead of failing."),
+        bool, Meta(description="Leave out files that the daemon may not read, instead of failing.")
     ] = False
 
 

@@ -77,8 +77,7 @@ class MoveRequest(Request, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     src: Annotated[str, Meta(description=PATH)]
     dest: Annotated[
-        str,
-        Meta(description="The new name itself, never a directory to put `src` into."),
+        str, Meta(description="The new name itself, never a directory to put `src` into.")
     ]
     overwrite: Annotated[bool, Meta(description="Replace files that exist at `dest`.")] = False
 

@@ -84,8 +84,7 @@ class PutQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         bool, Meta(description="Add the body to the end of the file, instead of replacing it.")
     ] = False
     offset: Annotated[
-        Offset | None,
-        Meta(description="Write the body at this place of the file, in bytes."),
+        Offset | None, Meta(description="Write the body at this place of the file, in bytes.")
     ] = None
 
 
@@ -94,7 +93,7 @@ class DeleteQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         GoBool,
         Meta(
             description="Delete a directory with everything in it. Empty: false. The other "
-            "spellings of Go's `strconv.ParseBool` are accepted too.",
+            "spellings of Go's `strconv.ParseBool` are accepted too."
         ),
     ] = ""
 

@@ -35,17 +35,10 @@ class RestoredReply(msgspec.Struct, frozen=True, kw_only=True):
     """The daemon knows of the restore."""
 
     instance_id: Annotated[
-        str,
-        Meta(description="The life of the daemon since the restore, as in `/v1/capabilities`."),
+        str, Meta(description="The life of the daemon since the restore, as in `/v1/capabilities`.")
     ]
-    restores: Annotated[
-        int,
-        Meta(description="How often the daemon was restored."),
-    ]
-    restored_at: Annotated[
-        str,
-        Meta(description="When the daemon noticed the restore (RFC 3339)."),
-    ]
+    restores: Annotated[int, Meta(description="How often the daemon was restored.")]
+    restored_at: Annotated[str, Meta(description="When the daemon noticed the restore (RFC 3339).")]
     cause: Annotated[
         str,
         Meta(

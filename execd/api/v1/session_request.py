@@ -62,8 +62,7 @@ class CellRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     language: Annotated[Language | None, Meta(description=LANGUAGE)] = None
     env: Annotated[dict[str, str] | None, Meta(description="Variables for this cell.")] = None
     limits: Annotated[
-        LimitsRequest | None,
-        Meta(description="Limits of a session that is made for the cell."),
+        LimitsRequest | None, Meta(description="Limits of a session that is made for the cell.")
     ] = None
     timeout_seconds: Annotated[
         Seconds | None,
@@ -114,8 +113,7 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     id: Annotated[str | None, Meta(description=f"The name of a single branch; {ID_RULE}")] = None
     count: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
-        Meta(description="The number of branches; null: 1."),
+        Annotated[int, Meta(ge=1)] | None, Meta(description="The number of branches; null: 1.")
     ] = None
 
 
@@ -124,8 +122,7 @@ class CompleteRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     code: Annotated[str, Meta(description="The code so far.")]
     cursor: Annotated[
-        Count | None,
-        Meta(description="The place to complete at, in characters; null: the end."),
+        Count | None, Meta(description="The place to complete at, in characters; null: the end.")
     ] = None
 
 
