@@ -123,7 +123,7 @@ PURE = _words(
     engine.executions.exit_status engine.executions.page_cursor engine.executions.plain_words
     engine.executions.registry engine.executions.state engine.restore_detector
     engine.sessions.cell_result engine.sessions.session_state engine.sessions.worker_messages
-    api.probes.capabilities_reply api.probes.exposition api.probes.families api.probes.probe_reply
+    api.probes.exposition api.probes.families api.probes.probe_reply
     api.wire.auth api.wire.connections api.wire.encoders
     api.wire.fields api.wire.malformed api.wire.multipart api.wire.output_text api.wire.signal_names
     api.wire.targets api.wire.tracing api.wire.validators api.v1.cell_reply api.v1.execution_request

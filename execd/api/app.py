@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from aiohttp import web
 
-from execd.api.probes import metrics
+from execd.api.probes.probes import METRICS
 from execd.api.routes import PORT_8888
 from execd.api.wire import errors
 from execd.api.wire.auth import Guard
@@ -170,7 +170,7 @@ def _middleware(
                 facts.lease.release()
             sent_bytes = request.writer.output_size
             counters.sent_bytes += sent_bytes
-            is_quiet = is_probe or (path == metrics.PATH and _is_served(facts))
+            is_quiet = is_probe or (path == METRICS and _is_served(facts))
             level = logging.DEBUG if is_quiet else logging.INFO
             _log(request, facts, path, time.perf_counter() - began, sent_bytes, level)
 

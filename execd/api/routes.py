@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from execd.api.docs import viewer
-from execd.api.probes import metrics, probes
+from execd.api.probes import probes
 from execd.api.python_runtime import handlers
 from execd.api.v1 import (
     archives,
@@ -31,7 +31,7 @@ PYTHON_RUNTIME = ErrorRenderers(errors.render_python_runtime, errors.render_http
 def routes() -> tuple[Route, ...]:
     """Return all rows, in the order of the router."""
     modules = (
-        *(probes, metrics, viewer, handlers),
+        *(probes, viewer, handlers),
         *(executions, execution_control, sessions),
         *(files, file_operations, archives, watch, restored),
     )

@@ -10,8 +10,10 @@ import msgspec
 from aiohttp import web
 
 from execd import __version__
-from execd.api.probes.capabilities_reply import CapabilitiesReply
+from execd.api.probes.exposition import Format, choose_format, render
+from execd.api.probes.families import families
 from execd.api.probes.probe_reply import (
+    CapabilitiesReply,
     HealthReply,
     MetadataReply,
     ReadyReply,
@@ -27,6 +29,7 @@ from execd.errors import Unavailable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+METRICS = "/metrics"
 METADATA_PREFIX = "SANDBOX_"
 # The list of sandboxd.
 SECRET_WORDS = (
@@ -95,6 +98,16 @@ async def capabilities(request: web.Request) -> web.Response:
 
 async def stats(request: web.Request) -> web.Response:
     return json_reply(request.app[ENGINE].stats())
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """Answer with all series that have a value now."""
+    engine = request.app[ENGINE]
+    stats = engine.stats()
+    text_format = choose_format(request.headers.get("Accept", ""))
+    text = render(families(), stats, engine.counters, text_format)
+    # As a header: aiohttp would parse a ``content_type`` argument and join its parts again.
+    return web.Response(body=text.encode(), headers={"Content-Type": text_format.content_type})
 
 
 def public_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -167,5 +180,13 @@ ROUTES = (
         name="get_stats",
         summary="Figures of executions, sessions, CPU, memory, disk and traffic",
         replies={200: (Stats,)},
+    ),
+    Route(
+        method="GET",
+        path=METRICS,
+        handler=metrics,
+        name="get_metrics",
+        summary="The metrics of the daemon, in the text format of Prometheus or OpenMetrics",
+        replies={200: tuple(Format)},
     ),
 )
