@@ -56,9 +56,9 @@ class DialectModule(Protocol):
 
     TITLE: str
     """The service, in the log line of the port: ``OpenSandbox``."""
-    NAME: str
-    """A word with underscores. The variable EXECD_<NAME>_<FIELD>, in capitals, sets a field of
-    ``Settings``. Dialects of one name share their settings."""
+    SETTINGS_NAME: str
+    """A word with underscores. The variable EXECD_<SETTINGS_NAME>_<FIELD>, in capitals, sets a
+    field of ``Settings``. Dialects of one name share their settings."""
     Settings: type[msgspec.Struct]
     """All fields have a default. Values are converted from text."""
 
@@ -214,7 +214,7 @@ def _read_settings(
 ) -> msgspec.Struct:
     """Convert the variables of a dialect. A blank variable is unset, as everywhere."""
     names = {
-        field.name: f"EXECD_{module.NAME}_{field.name}".upper()
+        field.name: f"EXECD_{module.SETTINGS_NAME}_{field.name}".upper()
         for field in msgspec.structs.fields(module.Settings)
     }
     values = {

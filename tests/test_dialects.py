@@ -28,7 +28,7 @@ def test_the_wings_of_the_repository_are_installed_under_the_names_that_execd_kn
     assert len(found) == len(dialects.FOLDERS)
     for dialect in found:
         assert dialect.module.TITLE
-        assert dialect.module.NAME.isidentifier()
+        assert dialect.module.SETTINGS_NAME.isidentifier()
         assert dialect.settings == dialect.module.Settings()
 
 

@@ -63,7 +63,7 @@ def dialect_settings() -> str:
     rows = {}
     for name, module in dialects().items():
         for field in types.fields(module.Settings):
-            variable = f"EXECD_{module.NAME}_{field.name}".upper()
+            variable = f"EXECD_{module.SETTINGS_NAME}_{field.name}".upper()
             users.setdefault(variable, []).append(name)
             rows[variable] = (_default(field), _values(field.type), types.description(field))
     return table(

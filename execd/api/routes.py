@@ -18,7 +18,7 @@ from execd.api.v1 import (
     watch,
 )
 from execd.api.wire import errors
-from execd.api.wire.dialect import ErrorRenderers, HttpDialect
+from execd.api.wire.port import ErrorRenderers, HttpService
 
 if TYPE_CHECKING:
     from execd.api.wire.route import Route
@@ -52,4 +52,4 @@ def renderers(path: str) -> ErrorRenderers:
     return V1 if path.startswith("/v1/") else PYTHON_RUNTIME
 
 
-PORT_8888 = HttpDialect(routes=routes(), renderers=renderers, runs=runs_something)
+PORT_8888 = HttpService(routes=routes(), renderers=renderers, runs=runs_something)

@@ -17,14 +17,13 @@ from execd.api.wire.body import (
     upload_chunks,
 )
 from execd.api.wire.connections import ConnectionLimits
-from execd.api.wire.dialect import ErrorRenderers, HttpDialect
 from execd.api.wire.downloads import CHUNK_BYTES, FILE_HEADERS, send_file
 from execd.api.wire.encoders import WireEvent
 from execd.api.wire.errors import V1_HTTP_STATUS, code_of_http
 from execd.api.wire.fields import parse_json
 from execd.api.wire.keys import ENGINE, FACTS, GATE
 from execd.api.wire.origins import note_started, origin_of
-from execd.api.wire.port import PortContext, PortServer
+from execd.api.wire.port import ErrorRenderers, HttpService, PortContext, PortServer
 from execd.api.wire.replies import INSTANCE_HEADER, json_reply, replace_surrogates
 from execd.api.wire.request_id import request_id
 from execd.api.wire.route import BYTES, FORM, PATH, Access, Route
@@ -53,7 +52,7 @@ __all__ = [
     "FILE_HEADERS",
     "FORM",
     "GATE",
-    "HttpDialect",
+    "HttpService",
     "INSTANCE_HEADER",
     "PATH",
     "PIECES_BYTES",

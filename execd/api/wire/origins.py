@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from execd.engine.executions.execution import Execution
-    from execd.model import Dialect
+    from execd.model import DialectName
 
 
-def origin_of(request: web.Request, dialect: Dialect) -> Origin:
+def origin_of(request: web.Request, dialect: DialectName) -> Origin:
     """Return who asks: the dialect, and the ids of the request, for the command of the request."""
     return Origin(dialect, request[FACTS].id, trace_id(request.headers.get("traceparent")))
 

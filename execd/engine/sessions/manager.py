@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from execd.engine.sessions.cell_run import CellOptions
     from execd.engine.sessions.interpreter_refusal import Refusal
     from execd.engine.sessions.session_worker import SessionWorker
-    from execd.model import Command, Dialect
+    from execd.model import Command, DialectName
 
 log = logging.getLogger(__name__)
 
@@ -195,7 +195,7 @@ class Sessions(SessionTable):
         cwd: str | None = None,
         env: dict[str, str] | None = None,
         limits: Limits = NO_LIMITS,
-        dialect: Dialect | None = None,
+        dialect: DialectName | None = None,
     ) -> Session:
         """Make a session with a worker, ready to run cells.
 
@@ -221,7 +221,7 @@ class Sessions(SessionTable):
         cwd: str | None = None,
         env: dict[str, str] | None = None,
         limits: Limits = NO_LIMITS,
-        dialect: Dialect | None = None,
+        dialect: DialectName | None = None,
     ) -> Session:
         """Make a session without a worker; the first use makes a worker. ``dialect``: the dialect
         that lists the session as its own; None: no dialect does.

@@ -11,7 +11,7 @@ from aiohttp import web
 from execd.api.wire_api import (
     V1_HTTP_STATUS,
     ErrorRenderers,
-    HttpDialect,
+    HttpService,
     json_reply,
     replace_surrogates,
 )
@@ -147,15 +147,15 @@ CODE = ErrorRenderers(_code, _http_code)
 CONTEXT = ErrorRenderers(lambda error: _code(error, OPEN_CONTEXTS), _http_code)
 
 
-def make_dialect(settings: Settings, *, is_code_port: bool) -> HttpDialect:
+def make_service(settings: Settings, *, is_code_port: bool) -> HttpService:
     """``is_code_port``: the port is the code interpreter's, and not envd's."""
 
     def prepare(app: web.Application) -> None:
         app[IS_CODE_PORT] = is_code_port
         share_sandbox(app)
 
-    return HttpDialect(
-        name="e2b",
+    return HttpService(
+        dialect="e2b",
         routes=routes(),
         renderers=renderers,
         runs=runs_something,

@@ -36,7 +36,7 @@ from execd_opensandbox.event_reply import send_execution
 from execd_opensandbox.requests import expanded, parse_body, program_environment, required_query
 
 if TYPE_CHECKING:
-    from execd.engine.engine_api import BashSession, Dialect, Engine, Session
+    from execd.engine.engine_api import BashSession, DialectName, Engine, Session
 
 Language = Literal["python", "bash"]
 LANGUAGES: tuple[Language, ...] = ("python", "bash")
@@ -75,7 +75,7 @@ class ContextReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     cwd: str | None = None
 
 
-DIALECT: Dialect = "opensandbox"
+DIALECT: DialectName = "opensandbox"
 CODE_BODY = msgspec.json.Decoder(CodeBody)
 CONTEXT_BODY = msgspec.json.Decoder(ContextBody)
 
