@@ -126,7 +126,7 @@ PURE = _words(
     api.probes.exposition api.probes.families api.probes.probe_reply
     api.wire.auth api.wire.connections api.wire.encoders
     api.wire.fields api.wire.malformed api.wire.multipart api.wire.output_text api.wire.signal_names
-    api.wire.targets api.wire.tracing api.wire.validators api.v1.cell_reply api.v1.execution_request
+    api.wire.targets api.wire.validators api.v1.cell_reply api.v1.execution_request
     api.v1.execution_types api.v1.file_reply api.v1.session_request api.python_runtime.request
     api.python_runtime.wire_reply engine.usage_meter engine.executions.bash_script
     """

@@ -44,8 +44,8 @@ from execd.api.wire.keys import (
     TABLE,
     RequestFacts,
 )
+from execd.api.wire.origins import request_id
 from execd.api.wire.replies import INSTANCE_HEADER, SERVER
-from execd.api.wire.request_id import request_id
 from execd.api.wire.route import Access
 from execd.api.wire.targets import raw_path_of
 from execd.errors import ExecdError, Internal, Unavailable

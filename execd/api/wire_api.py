@@ -22,10 +22,9 @@ from execd.api.wire.encoders import WireEvent
 from execd.api.wire.errors import V1_HTTP_STATUS, code_of_http
 from execd.api.wire.fields import parse_json
 from execd.api.wire.keys import ENGINE, FACTS, GATE
-from execd.api.wire.origins import note_started, origin_of
+from execd.api.wire.origins import note_started, origin_of, request_id, trace_environment, trace_id
 from execd.api.wire.port import ErrorRenderers, HttpService, PortContext, PortServer
 from execd.api.wire.replies import INSTANCE_HEADER, json_reply, replace_surrogates
-from execd.api.wire.request_id import request_id
 from execd.api.wire.route import BYTES, FORM, PATH, Access, Route
 from execd.api.wire.signal_names import signal_number
 from execd.api.wire.socket_viewer import SocketViewer
@@ -39,7 +38,6 @@ from execd.api.wire.streams import (
     unacknowledged_bytes,
 )
 from execd.api.wire.targets import query_of, raw_path_of
-from execd.api.wire.tracing import trace_environment, trace_id
 
 __all__ = [
     "Access",

@@ -16,7 +16,7 @@ import pytest
 import execd
 from execd.api.app import MAX_UNREAD_BYTES
 from execd.api.routes import PORT_8888
-from execd.api.wire.request_id import MAX_REQUEST_ID_LENGTH, request_id
+from execd.api.wire.origins import MAX_REQUEST_ID_LENGTH, request_id
 from tests.api.conftest import JSON, multipart, request_bytes
 
 if TYPE_CHECKING:

@@ -29,16 +29,14 @@ from execd.api.python_runtime.request import Refused, fault
 from execd.api.python_runtime.wire_reply import ExistsReply, FaultsReply, ListedEntry, UploadReply
 from execd.api.wire import multipart
 from execd.api.wire.body import form_events, read_body
-from execd.api.wire.downloads import FILE_HEADERS, send_file
+from execd.api.wire.downloads import FILE_HEADERS, send_file, send_listing
 from execd.api.wire.early_headers import EarlyHeaders
 from execd.api.wire.errors import DetailReply
 from execd.api.wire.keys import ENGINE
-from execd.api.wire.listings import send_listing
-from execd.api.wire.origins import note_started, origin_of
+from execd.api.wire.origins import note_started, origin_of, trace_environment
 from execd.api.wire.replies import json_reply, replace_surrogates
 from execd.api.wire.route import BYTES, FORM, PATH, Route
 from execd.api.wire.targets import path_below
-from execd.api.wire.tracing import trace_environment
 from execd.engine.executions.command import shell_program
 from execd.errors import (
     Conflict,

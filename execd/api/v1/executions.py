@@ -35,10 +35,9 @@ from execd.api.wire.downloads import CHUNK_BYTES, parse_range
 from execd.api.wire.early_headers import EarlyHeaders
 from execd.api.wire.fields import NoQuery, parse_query
 from execd.api.wire.keys import ENGINE
-from execd.api.wire.origins import note_started, origin_of
+from execd.api.wire.origins import note_started, origin_of, trace_environment
 from execd.api.wire.replies import json_reply
 from execd.api.wire.route import BYTES, Route
-from execd.api.wire.tracing import trace_environment
 from execd.errors import (
     Conflict,
     Gone,

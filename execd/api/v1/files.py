@@ -22,10 +22,9 @@ from msgspec import Meta
 from execd.api.v1.file_reply import ListingReply, entry_reply
 from execd.api.wire import multipart, validators
 from execd.api.wire.body import form_events, upload_chunks
-from execd.api.wire.downloads import FILE_HEADERS, send_file
+from execd.api.wire.downloads import FILE_HEADERS, send_file, send_listing
 from execd.api.wire.fields import parse_query
 from execd.api.wire.keys import ENGINE
-from execd.api.wire.listings import send_listing
 from execd.api.wire.replies import replace_surrogates
 from execd.api.wire.route import BYTES, FORM, PATH, Route
 from execd.api.wire.targets import path_below, query_of, raw_path_of

@@ -23,8 +23,8 @@ from yarl import URL
 from execd.api.wire import errors, malformed
 from execd.api.wire.connections import ConnectionPhase, Connections
 from execd.api.wire.keys import FACTS, RequestFacts
+from execd.api.wire.origins import request_id
 from execd.api.wire.replies import INSTANCE_HEADER, SERVER
-from execd.api.wire.request_id import request_id
 from execd.api.wire.streams import StallDetector
 from execd.api.wire.targets import single_slashes
 from execd.errors import Internal, InvalidArgument

@@ -44,7 +44,7 @@ from execd.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from execd.model import DiskExcess, ExitReason, Result, State
+from execd.model import TIMEOUTS, DiskExcess, ExitReason, Result, State
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Mapping
@@ -61,7 +61,6 @@ log = logging.getLogger(__name__)
 # The answer to a timeout: its grace (0.25 s by default) for TERM, the rest for KILL, within the
 # promised 0.5 s.
 TIMEOUT_ANSWER_SECONDS = 0.45
-TIMEOUTS = (ExitReason.TIMEOUT, ExitReason.NO_OUTPUT_TIMEOUT)
 # Causes that end no descendants of a program that has ended before.
 SPARING = (*TIMEOUTS, ExitReason.CLIENT_DISCONNECTED)
 # Any other end, after its grace: the time that the warden gives a kill before it names survivors,

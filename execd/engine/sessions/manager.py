@@ -28,7 +28,7 @@ import msgspec
 
 from execd.engine.executions.command import check_session_environment, resolved_cwd
 from execd.engine.executions.execution import Execution
-from execd.engine.executions.limits import least, narrower, own_limits
+from execd.engine.executions.limits import NO_LIMITS, least, narrower, own_limits
 from execd.engine.sessions import session_fork, worker_messages
 from execd.engine.sessions.cell_run import CellRunner
 from execd.engine.sessions.link_turns import FrameLease, LinkTurns
@@ -62,7 +62,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-NO_LIMITS = Limits()
 MAX_COMPLETED_CHARACTERS = 512
 """Characters before the cursor that ``complete`` looks at. Earlier characters of the line are
 ignored.
