@@ -16,6 +16,7 @@ aiohttp cancels a handler when the peer hangs up (``handler_cancellation``, set 
 
 from __future__ import annotations
 
+import functools
 import logging
 import random
 import time
@@ -35,7 +36,7 @@ from execd.api.wire.body import (
     refuse_transfer_coding,
     refuse_unknown_expectation,
 )
-from execd.api.wire.http_server import HttpConnection, HttpRunner
+from execd.api.wire.http_server import HttpConnection, HttpRunner, HttpServer
 from execd.api.wire.keys import (
     BODY_SECONDS,
     ENGINE,
@@ -104,14 +105,18 @@ def make_http_port(
     assert context.shutdown_timeout_seconds > 0
     if service.dialect is not None:
         engine.counters.add_dialect(service.dialect)
-    return HttpRunner(
-        _build_app(engine, context.limits, service, context.gate),
+    make_server = functools.partial(
+        HttpServer,
         limits=context.limits,
         counters=engine.counters,
         restores=engine.restores,
         stall_seconds=engine.config.stream_stall_seconds + context.limits.stall_grace_seconds,
         runs=service.runs,
         options=options,
+    )
+    return HttpRunner(
+        _build_app(engine, context.limits, service, context.gate),
+        make_server,
         shutdown_timeout=context.shutdown_timeout_seconds,
     )
 
