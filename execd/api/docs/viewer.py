@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from aiohttp import web
 
 from execd.api.wire.downloads import is_not_modified
-from execd.api.wire.keys import ENGINE
 from execd.api.wire.route import Access, Route
 from execd.api.wire.streams import abort_when_stalled
 
@@ -128,7 +127,7 @@ def sender(file: str, media_type: str) -> Handler:
         response.content_length = stored.size_bytes(is_decompressed=is_decompressed)
         await response.prepare(request)
         if request.method == "GET":
-            with abort_when_stalled(request, request.app[ENGINE].config.stream_stall_seconds):
+            with abort_when_stalled(request):
                 for piece in stored.pieces(is_decompressed=is_decompressed):
                     await response.write(piece)
         await response.write_eof()

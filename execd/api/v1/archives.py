@@ -74,7 +74,7 @@ async def download(request: web.Request) -> web.StreamResponse:
         )
         response.content_type = CONTENT_TYPES[query.format]
         await response.prepare(request)
-        with abort_when_stalled(request, request.app[ENGINE].config.stream_stall_seconds):
+        with abort_when_stalled(request):
             while data:
                 await response.write(data)
                 data = await archive.read()

@@ -258,13 +258,17 @@ def to_command(
         terminal=asked.pty,
         timeout_seconds=math.inf if asked.timeout_seconds is None else asked.timeout_seconds,
         no_output_timeout_seconds=asked.no_output_timeout_seconds,
-        limits=Limits() if asked.limits is None else Limits(**msgspec.structs.asdict(asked.limits)),
+        limits=parse_limits(asked.limits),
         kill_on_output_limit=asked.on_output_limit == "kill",
         on_disconnect=asked.on_disconnect,
         detached=bool(asked.detach),
         user=asked.user,
         origin=origin,
     )
+
+
+def parse_limits(asked: LimitsRequest | None) -> Limits:
+    return Limits() if asked is None else Limits(**msgspec.structs.asdict(asked))
 
 
 DEFAULTS = {

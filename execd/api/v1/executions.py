@@ -270,7 +270,6 @@ async def stream_events(
             request,
             encoder,
             rendered,
-            stall_seconds=config.stream_stall_seconds,
             on_stall=attachment.excuse,
             headers=headers,
         )
@@ -320,7 +319,7 @@ async def output(request: web.Request, stream: Stream) -> web.StreamResponse:
     response.content_length = stop - start
     await response.prepare(request)
     if request.method == "GET":
-        with streams.abort_when_stalled(request, request.app[ENGINE].config.stream_stall_seconds):
+        with streams.abort_when_stalled(request):
             while start < stop:
                 end = min(stop, start + CHUNK_BYTES)
                 try:

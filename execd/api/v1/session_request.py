@@ -9,12 +9,18 @@ import msgspec
 from msgspec import Meta
 
 # msgspec reads the annotations at run time.
-from execd.api.v1.execution_request import ID_RULE, Language, LimitsRequest, Seconds
+from execd.api.v1.execution_request import (
+    ID_RULE,
+    Language,
+    LimitsRequest,
+    Seconds,
+    parse_limits,
+)
 from execd.api.wire.fields import parse_json, without_defaults
 from execd.engine.executions.command import code_program
 from execd.engine.sessions.cell_run import CellOptions
 from execd.errors import InvalidArgument
-from execd.model import NO_ORIGIN, Command, Limits
+from execd.model import NO_ORIGIN, Command
 
 if TYPE_CHECKING:
     from execd.model import Origin
@@ -169,10 +175,6 @@ def to_options(asked: CellRequest) -> CellOptions:
         expect_generation=asked.expect_generation,
         allow_input=bool(asked.allow_input),
     )
-
-
-def parse_limits(asked: LimitsRequest | None) -> Limits:
-    return Limits() if asked is None else Limits(**msgspec.structs.asdict(asked))
 
 
 DEFAULTS = {

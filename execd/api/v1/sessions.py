@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from execd.api.v1 import session_events, session_request
 from execd.api.v1.execution_events import EVENTS
-from execd.api.v1.execution_request import INPUT, InputBody, idempotency_key
+from execd.api.v1.execution_request import INPUT, InputBody, idempotency_key, parse_limits
 from execd.api.v1.execution_types import ExecutionReply, WrittenReply
 from execd.api.v1.executions import (
     DEFAULT_PAGE,
@@ -115,7 +115,7 @@ async def create(request: web.Request) -> web.StreamResponse:
         session_id=parsed.id,
         cwd=parsed.cwd,
         env=parsed.env,
-        limits=session_request.parse_limits(parsed.limits),
+        limits=parse_limits(parsed.limits),
     )
     reply = await session_reply(session, engine.config)
     return json_reply(reply, 201, {"Location": f"/v1/sessions/{session.id}"})
@@ -201,23 +201,14 @@ async def events(request: web.Request) -> web.StreamResponse:
     is deleted or the client leaves. The session does not notice its readers."""
     query = parse_query(request.query, EventsQuery)
     after = last_event_id(request.headers.get("Last-Event-ID"), query.after)
-    encoder = (
-        encoders.choose_encoder(request.headers.get("Accept", "")) or encoders.ServerSentEvents()
-    )
-    config = request.app[ENGINE].config
+    encoder = encoders.choose_stream_encoder(request.headers.get("Accept", ""))
+    heartbeat_seconds = request.app[ENGINE].config.stream_heartbeat_seconds
     followed = session_events.render_events(
-        _session(request), after, query.encoding, config.stream_heartbeat_seconds
+        _session(request), after, query.encoding, heartbeat_seconds
     )
     if request.method == "HEAD":
         return web.Response(content_type=encoder.content_type, charset=encoder.charset)
-    return await streams.send_events(
-        request,
-        encoder,
-        followed,
-        stall_seconds=config.stream_stall_seconds,
-        on_stall=lambda: None,
-        headers={},
-    )
+    return await streams.send_events(request, encoder, followed)
 
 
 # --- cells

@@ -87,9 +87,6 @@ async def watch(request: web.Request) -> web.StreamResponse:
                 engine.config.stream_heartbeat_seconds,
                 is_continued="Last-Event-ID" in request.headers,
             ),
-            stall_seconds=engine.config.stream_stall_seconds,
-            on_stall=lambda: None,
-            headers={},
         )
 
 

@@ -12,7 +12,6 @@ from urllib.parse import quote
 import msgspec
 from aiohttp import web
 
-from execd.api.wire.keys import ENGINE
 from execd.api.wire.replies import replace_surrogates
 from execd.api.wire.streams import abort_when_stalled
 from execd.api.wire.validators import is_modified_since
@@ -74,7 +73,7 @@ async def send_file(
     response.content_length = stop - start
     await response.prepare(request)
     if request.method == "GET":
-        with abort_when_stalled(request, request.app[ENGINE].config.stream_stall_seconds):
+        with abort_when_stalled(request):
             if stop - start >= SENDFILE_FROM_BYTES:
                 start = await _sendfile(request, file, start, stop)
             while start < stop:
@@ -198,7 +197,7 @@ async def send_listing(
     response = web.StreamResponse(headers={"Content-Type": "application/json"})
     await response.prepare(request)
     if request.method == "GET":
-        with abort_when_stalled(request, request.app[ENGINE].config.stream_stall_seconds):
+        with abort_when_stalled(request):
             await response.write(head + (data or b""))
             while (data := await listing.read(render)) is not None:
                 await response.write(b"," + data)

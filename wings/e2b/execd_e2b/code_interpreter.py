@@ -169,7 +169,6 @@ async def execute(request: web.Request) -> web.StreamResponse:
             _lines(execution, session),
             bytes,
             content_type="application/x-ndjson",
-            stall_seconds=engine.config.stream_stall_seconds,
             on_stall=attachment.excuse,
         )
         attachment.delivered()

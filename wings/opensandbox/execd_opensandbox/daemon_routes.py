@@ -68,7 +68,7 @@ async def watch(request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse(headers=STREAM_HEADERS)
     await response.prepare(request)
     if request.method == "GET":
-        with abort_when_stalled(request, engine.config.stream_stall_seconds):
+        with abort_when_stalled(request):
             while not engine.is_draining:
                 await response.write(msgspec.json.encode(read_metrics(engine)) + b"\n")
                 await asyncio.sleep(WATCH_SECONDS)

@@ -174,8 +174,7 @@ async def _pass_answer(request: web.Request, answer: ClientResponse) -> web.Stre
             response.headers.add(name, value)
     _end_with_connection(answer)
     await response.prepare(request)
-    stall_seconds = request.app[ENGINE].config.stream_stall_seconds
-    with abort_when_stalled(request, stall_seconds):
+    with abort_when_stalled(request):
         async for data in answer.content.iter_any():
             await response.write(data)
         await response.write_eof()
@@ -237,8 +236,7 @@ async def _pass_messages_both_ways(
             compress=False,
         )
         await socket.prepare(request)
-        stall_seconds = request.app[ENGINE].config.stream_stall_seconds
-        with abort_when_stalled(request, stall_seconds):
+        with abort_when_stalled(request):
             ways = [
                 asyncio.ensure_future(_pass_messages(socket, inside)),
                 asyncio.ensure_future(_pass_messages(inside, socket)),
