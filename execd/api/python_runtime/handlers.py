@@ -23,10 +23,16 @@ from contextlib import AsyncExitStack
 from functools import wraps
 from typing import TYPE_CHECKING
 
-from execd.api.python_runtime import reply as execute_reply
 from execd.api.python_runtime import request as execute_request
+from execd.api.python_runtime.reply import (
+    ExecuteReply,
+    ExistsReply,
+    FaultsReply,
+    ListedEntry,
+    UploadReply,
+    make_reply,
+)
 from execd.api.python_runtime.request import Refused, fault
-from execd.api.python_runtime.wire_reply import ExistsReply, FaultsReply, ListedEntry, UploadReply
 from execd.api.wire import multipart
 from execd.api.wire.body import form_events, read_body
 from execd.api.wire.downloads import FILE_HEADERS, send_file, send_listing
@@ -100,7 +106,7 @@ async def execute(request: web.Request) -> web.StreamResponse:
         await execution.wait_started()
         if execution.state is not State.EXITED:
             await early.wait(execution.wait)
-        reply = await execute_reply.make_reply(execution, engine.config.reply_bytes)
+        reply = await make_reply(execution, engine.config.reply_bytes)
         response = await early.finish(json_reply(reply))
         attachment.delivered()
     return response
@@ -260,7 +266,7 @@ ROUTES = (
             headers=("X-Sandbox-Timeout", "X-Request-ID", "traceparent"),
             body=(execute_request.ExecuteRequest,),
             replies={
-                200: (execute_reply.ExecuteReply,),
+                200: (ExecuteReply,),
                 400: (DetailReply,),
                 422: (FaultsReply,),
             },
