@@ -17,7 +17,6 @@ from execd import config, dialects, lean_imports
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-EXIT_USAGE = 2
 # Python's default is 700. Without collections the imports leave 0.5 MiB of garbage.
 IMPORT_COLLECTION_THRESHOLD = 50_000
 
@@ -34,7 +33,7 @@ def main() -> None:
 
 def flag_words(arguments: Sequence[str]) -> dict[str, object] | None:
     """Return the flags of ``serve`` as click would; None: click must read the words."""
-    all_names = (*config.Config.__struct_fields__, *config.PORT_FLAGS, *config.DIALECT_FLAGS)
+    all_names = (*config.Config.__struct_fields__, *dialects.PORT_FLAGS, *dialects.VARIABLE_FLAGS)
     names = {config.flag(name): name for name in all_names}
     flags: dict[str, object] = {}
     words = iter(arguments)
@@ -62,15 +61,13 @@ def serve(flags: dict[str, object]) -> None:
     """Serve until SIGTERM."""
     try:
         settings = config.load(flags, os.environ)
-        chosen = dialects.choose(
-            settings.dialect_ports, *config.dialect_variables(flags, os.environ)
-        )
+        chosen = dialects.choose(flags, os.environ)
     except config.ConfigError as error:
         print(
             f"Usage: execd serve [OPTIONS]\nTry 'execd serve --help' for help.\n\nError: {error}",
             file=sys.stderr,
         )
-        sys.exit(EXIT_USAGE)
+        sys.exit(config.EXIT_USAGE)
     # Modules are many objects and little garbage. The server sets thresholds of its own.
     gc.set_threshold(IMPORT_COLLECTION_THRESHOLD)
     lean_imports.hide_tls()

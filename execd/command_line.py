@@ -1,12 +1,14 @@
-"""The command line as click reads it: ``--help``, ``--version``, and the errors."""
+"""The command line as click reads it: ``--help``, ``--version``, errors, and the settings in
+words."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_type_hints
 
 import click
+import msgspec
 
-from execd import __version__, config
+from execd import __version__, config, dialects
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +34,7 @@ def make_group(serve: Callable[[dict[str, object]], None]) -> click.Group:
 def _options(command: click.Command) -> click.Command:
     """Add one option for each setting. click only splits the words: ``config.load`` checks all
     rules."""
-    for name, setting in config.descriptions().items():
+    for name, setting in descriptions().items():
         default = "" if setting.default == "none" else f" [default: {setting.default}]"
         command.params.append(
             click.Option(
@@ -42,11 +44,39 @@ def _options(command: click.Command) -> click.Command:
                 f" [env: {config.environment_name(name)}]",
             )
         )
-    older = {name: f"--dialect {dialect}=PORT" for name, dialect in config.PORT_FLAGS.items()}
-    for name, meaning in {**older, **config.DIALECT_FLAGS}.items():
+    older = {name: f"--dialect {dialect}=PORT" for name, dialect in dialects.PORT_FLAGS.items()}
+    for name, meaning in {**older, **dialects.VARIABLE_FLAGS}.items():
         variable = config.environment_name(name)
         shown = "" if variable == meaning else f" [env: {variable}]"
         command.params.append(
             click.Option([config.flag(name)], help=f"The same as {meaning}.{shown}")
         )
     return command
+
+
+class SettingDescription(NamedTuple):
+    """A setting in words."""
+
+    meaning: str
+    """One line of Markdown."""
+    default: str
+    """``none`` if the setting is unset."""
+    annotation: Any
+    """The annotation without the help text."""
+
+
+def descriptions() -> dict[str, SettingDescription]:
+    """Return the words of all settings, by name."""
+    hints = get_type_hints(config.Config, include_extras=True)
+    found = {}
+    for field in msgspec.structs.fields(config.Config):
+        annotation, *metas = get_args(hints[field.name])
+        help_text = metas[-1]
+        assert help_text.description, f"{field.name} has no help"
+        default = (help_text.extra or {}).get("default")
+        if default is None:
+            value = field.default
+            default = f"{value:g}" if isinstance(value, float) else str(value)
+            default = "none" if value in (None, ()) else default
+        found[field.name] = SettingDescription(help_text.description, default, annotation)
+    return found

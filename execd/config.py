@@ -12,18 +12,8 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import sys
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Literal,
-    NamedTuple,
-    cast,
-    get_args,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import msgspec
 from msgspec import Meta
@@ -44,25 +34,8 @@ ENVIRONMENT_NAMES = {
 REPEATABLE = ("dialect", "pass_env", "preload")
 """Settings that are lists: a flag for each item, or one variable with commas."""
 
-PORT_FLAGS = {
-    "sandboxd_rest_port": "sandboxd-rest",
-    "sandboxd_grpc_port": "sandboxd-grpc",
-    "e2b_envd_port": "e2b-envd",
-    "e2b_code_port": "e2b-code",
-    "opensandbox_port": "opensandbox",
-}
-"""Older settings, each of which is ``--dialect NAME=PORT``."""
-DIALECT_FLAGS = {
-    "e2b_open_contexts": "EXECD_E2B_OPEN_CONTEXTS",
-    "opensandbox_line_ends": "EXECD_OPENSANDBOX_LINE_ENDS",
-    "opensandbox_env_file": "EXECD_OPENSANDBOX_ENV_FILE",
-    "runtime_init": "EXECD_OPENSANDBOX_RUNTIME_INIT",
-}
-"""Older settings, each of which is the variable of a dialect."""
-
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-fA-F]{64}$")]
 UserId = Annotated[str, Meta(pattern=r"^[0-9]{1,10}(:[0-9]{1,10})?$")]
-MAX_PORT = 65535
 MAX_ID = 2**32 - 2  # the next number means "keep the id" to setresuid(2)
 Count = Annotated[int, Meta(gt=0)]
 Positive = Meta(gt=0)
@@ -88,6 +61,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "`e2b-envd`, `e2b-code`, `sandboxd-rest`, `sandboxd-grpc`, or the name of another wing."
         ),
     ] = ()
+    """As given: ``dialects.choose`` joins flags, variables and older settings."""
     base_dir: Annotated[
         str, Meta(min_length=1), _help("Directory of the files, and working directory of commands.")
     ] = "./workspace"
@@ -97,8 +71,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _help("Directory of the journal and the logs of large outputs; never inside the base dir."),
     ] = "./.execd-state"
     timeout: Annotated[
-        float,
-        _help("Hard limit of a command; an unusable value means 300, with a warning."),
+        float, _help("Hard limit of a command; an unusable value means 300, with a warning.")
     ] = DEFAULT_TIMEOUT_SECONDS
     token_sha256: Annotated[
         Sha256 | None,
@@ -198,9 +171,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = 0.0
     stream_heartbeat_seconds: Annotated[
-        float,
-        Meta(ge=0),
-        _help("Interval of heartbeats on a silent stream; 0: off."),
+        float, Meta(ge=0), _help("Interval of heartbeats on a silent stream; 0: off.")
     ] = 5.0
     stream_stall_seconds: Annotated[
         float,
@@ -344,11 +315,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _help("Least severe log line: debug, info, warning or error."),
     ] = "info"
 
-    @property
-    def dialect_ports(self) -> list[tuple[str, int]]:
-        """The names and ports of ``dialect``."""
-        pairs = (each.split("=") for each in self.dialect)
-        return [(name, int(port)) for name, port in pairs]
+
+EXIT_USAGE = 2
+"""The exit code of a start with a wrong setting."""
 
 
 class ConfigError(Exception):
@@ -363,42 +332,13 @@ def environment_name(name: str) -> str:
     return ENVIRONMENT_NAMES.get(name, "EXECD_" + name.upper())
 
 
-class SettingDescription(NamedTuple):
-    """A setting in words."""
-
-    meaning: str
-    """One line of Markdown."""
-    default: str
-    """``none`` if the setting is unset."""
-    annotation: Any
-    """The annotation without the help text."""
-
-
-def descriptions() -> dict[str, SettingDescription]:
-    """Return the words of all settings, by name."""
-    hints = get_type_hints(Config, include_extras=True)
-    found = {}
-    for field in msgspec.structs.fields(Config):
-        annotation, *metas = get_args(hints[field.name])
-        help_text = metas[-1]
-        assert help_text.description, f"{field.name} has no help"
-        default = (help_text.extra or {}).get("default")
-        if default is None:
-            value = field.default
-            default = f"{value:g}" if isinstance(value, float) else str(value)
-            default = "none" if value in (None, ()) else default
-        found[field.name] = SettingDescription(help_text.description, default, annotation)
-    return found
-
-
 def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
     """Return the checked settings from flags (None: not given) and environment. Raises
     ConfigError."""
     values, sources = _join_sources(flags, environment)
     for name in REPEATABLE:
         if name in values:
-            values[name] = _items(values[name])
-    values["dialect"] = [f"{name}={port}" for name, port in _ports(flags, environment).items()]
+            values[name] = split_items(values[name])
     if "timeout" in values:
         values["timeout"] = _usable_timeout(values["timeout"], sources["timeout"])
     try:
@@ -408,7 +348,6 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
         name = where.rstrip("`").partition("[")[0]
         raise ConfigError(f"{sources.get(name, name)}: {text}") from None
     _check_rules(config, sources)
-    _check_init(config, flags, environment)
     # Absolute, but links are not resolved: absolute paths under `/app` keep working if `/app` is a
     # link.
     return msgspec.structs.replace(
@@ -418,73 +357,21 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
     )
 
 
-def dialect_variables(
-    flags: Mapping[str, object], environment: Mapping[str, str]
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the environment with the older settings under the names of the dialects' variables,
-    and for each of these the flag or the variable that was given. A flag wins over a variable, and
-    of two variables the newer. Raises ConfigError."""
-    variables, sources = dict(environment), {}
-    for name, variable in DIALECT_FLAGS.items():
-        value, source = _given(name, flags, environment)
-        is_flag = source == flag(name)
-        if is_flag and not str(value).strip():
-            raise ConfigError(f"{source}: empty; give a value, or leave the flag out")
-        if value is not None and (is_flag or not environment.get(variable, "").strip()):
-            variables[variable], sources[variable] = str(value), source
-    return variables, sources
-
-
-def _items(value: object) -> list[str]:
+def split_items(value: object) -> list[str]:
     """Split the text of a variable at commas. A repeated flag is a list already."""
     items = value.split(",") if isinstance(value, str) else cast("Sequence[str]", value)
     return [item.strip() for item in items if item.strip()]
 
 
-def _ports(flags: Mapping[str, object], environment: Mapping[str, str]) -> dict[str, int]:
-    """Return the ports by dialect. A flag wins over a variable, and ``dialect`` over the older
-    settings. Raises ConfigError."""
-    found: dict[str, int] = {}
-    nothing: Mapping[str, str] = {}
-    for some_flags, variables in ((nothing, environment), (flags, nothing)):
-        for name, dialect in PORT_FLAGS.items():
-            port, source = _given(name, some_flags, variables)
-            if port is not None:
-                found[dialect] = _parse_port(port, source)
-        pairs, source = _given("dialect", some_flags, variables)
-        found |= _parse_ports(pairs or (), source)
-    return found
-
-
-def _parse_ports(pairs: object, source: str) -> dict[str, int]:
-    """Raises ConfigError."""
-    found: dict[str, int] = {}
-    for pair in _items(pairs):
-        name, _, port = pair.partition("=")
-        if not re.fullmatch("[a-z][a-z0-9-]{0,31}", name) or not port:
-            raise ConfigError(f"{source}: {pair!r} is not NAME=PORT")
-        if name in found:
-            raise ConfigError(f"{source}: {name}: given twice; a dialect has one port")
-        found[name] = _parse_port(port, f"{source}: {name}")
-    return found
-
-
-def _parse_port(value: object, source: str) -> int:
-    """Raises ConfigError."""
-    if not re.fullmatch("[0-9]{1,5}", str(value)) or int(str(value)) > MAX_PORT:
-        raise ConfigError(f"{source}: {value!r} is no port from 0 to {MAX_PORT}")
-    return int(str(value))
-
-
-def _given(
+def given(
     name: str, flags: Mapping[str, object], environment: Mapping[str, str]
 ) -> tuple[object, str]:
     """Return the value of a setting, and the flag or the variable that has the value. None: not
     given."""
     variable = environment_name(name)
-    given = flags.get(name)
-    if given is not None and given != ():
-        return given, flag(name)
+    value = flags.get(name)
+    if value is not None and value != ():
+        return value, flag(name)
     # Blank means unset, as with SANDBOX_BASE_DIR in the python-runtime: manifests often leave a
     # variable empty.
     return environment.get(variable, "").strip() or None, variable
@@ -497,7 +384,7 @@ def _join_sources(
     values: dict[str, object] = {}
     sources: dict[str, str] = {}
     for field in msgspec.structs.fields(Config):
-        value, source = _given(field.name, flags, environment)
+        value, source = given(field.name, flags, environment)
         if value is not None:
             values[field.name], sources[field.name] = value, source
     assert values.keys() == sources.keys()
@@ -531,21 +418,6 @@ def _check_rules(config: Config, sources: Mapping[str, str]) -> None:
         raise ConfigError(
             f"--base-dir: {base_dir} is inside the state dir {state_dir}, which is hidden from "
             "commands"
-        )
-
-
-def _check_init(
-    config: Config, flags: Mapping[str, object], environment: Mapping[str, str]
-) -> None:
-    """A daemon that has to wait for an init, and lacks the dialect that takes the init, would serve
-    everybody. Raises ConfigError."""
-    variable = DIALECT_FLAGS["runtime_init"]
-    variables, sources = dialect_variables(flags, environment)
-    asks = variables.get(variable, "").strip().lower() not in ("", "0", "false")
-    if asks and "opensandbox" not in dict(config.dialect_ports):
-        raise ConfigError(
-            f"{sources.get(variable, variable)}: needs --dialect opensandbox=PORT, whose route "
-            "takes the init"
         )
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import msgspec
 
-from execd.config import ConfigError
+from execd.config import ConfigError, flag, given, split_items
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +32,23 @@ FOLDERS = {
     "e2b-code": "wings/e2b",
 }
 """The wings of execd's repository, for the advice to install them."""
+PORT_FLAGS = {
+    "sandboxd_rest_port": "sandboxd-rest",
+    "sandboxd_grpc_port": "sandboxd-grpc",
+    "e2b_envd_port": "e2b-envd",
+    "e2b_code_port": "e2b-code",
+    "opensandbox_port": "opensandbox",
+}
+"""Older settings, each of which is ``--dialect NAME=PORT``."""
+INIT_VARIABLE = "EXECD_OPENSANDBOX_RUNTIME_INIT"
+VARIABLE_FLAGS = {
+    "e2b_open_contexts": "EXECD_E2B_OPEN_CONTEXTS",
+    "opensandbox_line_ends": "EXECD_OPENSANDBOX_LINE_ENDS",
+    "opensandbox_env_file": "EXECD_OPENSANDBOX_ENV_FILE",
+    "runtime_init": INIT_VARIABLE,
+}
+"""Older settings, each of which is the variable of a dialect."""
+MAX_PORT = 65535
 
 
 class DialectModule(Protocol):
@@ -38,9 +56,9 @@ class DialectModule(Protocol):
 
     TITLE: str
     """The service, in the log line of the port: ``OpenSandbox``."""
-    NAME: str
-    """A word with underscores. The variable EXECD_<NAME>_<FIELD>, in capitals, sets a field of
-    ``Settings``. Dialects of one name share their settings."""
+    SETTINGS_NAME: str
+    """A word with underscores. The variable EXECD_<SETTINGS_NAME>_<FIELD>, in capitals, sets a
+    field of ``Settings``. Dialects of one name share their settings."""
     Settings: type[msgspec.Struct]
     """All fields have a default. Values are converted from text."""
 
@@ -57,17 +75,23 @@ class ChosenDialect(NamedTuple):
     settings: msgspec.Struct
 
 
-def choose(
-    ports: Sequence[tuple[str, int]], variables: Mapping[str, str], sources: Mapping[str, str]
-) -> list[ChosenDialect]:
-    """Import the dialects of these names and ports, and check their settings. ``variables``: the
-    environment. ``sources``: the flag or the variable that a user gave, by the name of a variable
-    that stands for it. Raises ConfigError."""
+def choose(flags: Mapping[str, object], environment: Mapping[str, str]) -> list[ChosenDialect]:
+    """Import the dialects that the flags and the environment ask for, and check their settings.
+    Raises ConfigError."""
+    ports = read_ports(flags, environment)
+    variables, sources = read_variables(flags, environment)
+    asks_for_init = variables.get(INIT_VARIABLE, "").strip().lower() not in ("", "0", "false")
+    # A daemon that has to wait for an init, and lacks the route of the init, would serve everybody.
+    if asks_for_init and "opensandbox" not in ports:
+        raise ConfigError(
+            f"{sources.get(INIT_VARIABLE, INIT_VARIABLE)}: needs --dialect opensandbox=PORT, whose "
+            "route takes the init"
+        )
     if not ports:
         return []
     installed = _installed(sys.path)
     found = []
-    for name, port in ports:
+    for name, port in ports.items():
         modules = installed.get(name, set())
         if not modules:
             raise ConfigError(_not_installed(name, sorted(installed)))
@@ -78,6 +102,58 @@ def choose(
         module = _import(name, *modules)
         found.append(ChosenDialect(module, port, _read_settings(module, variables, sources)))
     return found
+
+
+def read_ports(flags: Mapping[str, object], environment: Mapping[str, str]) -> dict[str, int]:
+    """Return the ports by dialect. A flag wins over a variable, and ``--dialect`` over the older
+    settings. Raises ConfigError."""
+    found: dict[str, int] = {}
+    nothing: Mapping[str, str] = {}
+    for some_flags, variables in ((nothing, environment), (flags, nothing)):
+        for name, dialect in PORT_FLAGS.items():
+            port, source = given(name, some_flags, variables)
+            if port is not None:
+                found[dialect] = _parse_port(port, source)
+        pairs, source = given("dialect", some_flags, variables)
+        found |= _parse_ports(pairs or (), source)
+    return found
+
+
+def _parse_ports(pairs: object, source: str) -> dict[str, int]:
+    """Raises ConfigError."""
+    found: dict[str, int] = {}
+    for pair in split_items(pairs):
+        name, _, port = pair.partition("=")
+        if not re.fullmatch("[a-z][a-z0-9-]{0,31}", name) or not port:
+            raise ConfigError(f"{source}: {pair!r} is not NAME=PORT")
+        if name in found:
+            raise ConfigError(f"{source}: {name}: given twice; a dialect has one port")
+        found[name] = _parse_port(port, f"{source}: {name}")
+    return found
+
+
+def _parse_port(value: object, source: str) -> int:
+    """Raises ConfigError."""
+    if not re.fullmatch("[0-9]{1,5}", str(value)) or int(str(value)) > MAX_PORT:
+        raise ConfigError(f"{source}: {value!r} is no port from 0 to {MAX_PORT}")
+    return int(str(value))
+
+
+def read_variables(
+    flags: Mapping[str, object], environment: Mapping[str, str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the environment with the older settings under the names of the dialects' variables,
+    and for each of these the flag or the variable that was given. A flag wins over a variable, and
+    of two variables the newer. Raises ConfigError."""
+    variables, sources = dict(environment), {}
+    for name, variable in VARIABLE_FLAGS.items():
+        value, source = given(name, flags, environment)
+        is_flag = source == flag(name)
+        if is_flag and not str(value).strip():
+            raise ConfigError(f"{source}: empty; give a value, or leave the flag out")
+        if value is not None and (is_flag or not environment.get(variable, "").strip()):
+            variables[variable], sources[variable] = str(value), source
+    return variables, sources
 
 
 def _installed(folders: Sequence[str]) -> dict[str, set[str]]:
@@ -138,7 +214,7 @@ def _read_settings(
 ) -> msgspec.Struct:
     """Convert the variables of a dialect. A blank variable is unset, as everywhere."""
     names = {
-        field.name: f"EXECD_{module.NAME}_{field.name}".upper()
+        field.name: f"EXECD_{module.SETTINGS_NAME}_{field.name}".upper()
         for field in msgspec.structs.fields(module.Settings)
     }
     values = {

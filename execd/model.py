@@ -141,16 +141,16 @@ StartedBy = Literal["shell", "direct", "argv"]
 """How a command was started: by its shell; by execd, from a command line that needs no shell; or by
 execd, from the caller's list of arguments."""
 
-Dialect = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]{0,31}$")]
+DialectName = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]{0,31}$")]
 """The name of a dialect in logs and metrics. A wing (``execd.dialects``) brings its own."""
-OWN_DIALECTS: tuple[Dialect, ...] = ("python_runtime", "v1")
+OWN_DIALECTS: tuple[DialectName, ...] = ("python_runtime", "v1")
 """The dialects of port 8888."""
 
 
 class Origin(msgspec.Struct, frozen=True):
     """Who asked for an execution, for the log and the counters."""
 
-    dialect: Dialect | None = None
+    dialect: DialectName | None = None
     request_id: str | None = None
     trace_id: str | None = None
 
@@ -291,6 +291,9 @@ class Truncation(msgspec.Struct, frozen=True, kw_only=True):
 NOT_FOUND_EXIT_CODE, NOT_EXECUTABLE_EXIT_CODE, NO_EXIT_CODE = 127, 126, 125
 """Exit codes for a program without a code of its own, as env(1) and timeout(1) use them."""
 SIGNAL_EXIT_CODE = 128  # as shells do: the signal's number is added
+
+
+TIMEOUTS = (ExitReason.TIMEOUT, ExitReason.NO_OUTPUT_TIMEOUT)
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):

@@ -33,6 +33,7 @@ import uvloop
 
 from execd import __version__, lean_imports, logging_setup
 from execd.allocator import give_back_memory, limit_arenas
+from execd.config import EXIT_USAGE
 from execd.engine.assembly import CannotStart
 from execd.engine.engine import Engine
 from execd.engine.executions.command_run import parse_identity
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EXIT_CANNOT_START = 1
-EXIT_USAGE = 2
 EXIT_CODES = {signal.SIGTERM: 128 + signal.SIGTERM, signal.SIGINT: 0}
 """By the signal that ends the daemon."""
 # As many as Linux allows by default (somaxconn, listen(2)). The kernel drops a connection beyond

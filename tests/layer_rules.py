@@ -90,7 +90,7 @@ LAYERS = {
         " engine.executions api api.wire dialects",
         "aiohttp uvloop",
     ),
-    "command_line": Layer("config", "click"),
+    "command_line": Layer("config dialects", "click msgspec"),
     "cli": Layer("config dialects lean_imports command_line server"),
     "__main__": Layer("cli"),
 }
@@ -123,12 +123,12 @@ PURE = _words(
     engine.executions.exit_status engine.executions.page_cursor engine.executions.plain_words
     engine.executions.registry engine.executions.state engine.restore_detector
     engine.sessions.cell_result engine.sessions.session_state engine.sessions.worker_messages
-    api.probes.capabilities_reply api.probes.exposition api.probes.families api.probes.probe_reply
+    api.probes.exposition api.probes.families api.probes.probe_reply
     api.wire.auth api.wire.connections api.wire.encoders
     api.wire.fields api.wire.malformed api.wire.multipart api.wire.output_text api.wire.signal_names
-    api.wire.targets api.wire.tracing api.wire.validators api.v1.cell_reply api.v1.execution_request
+    api.wire.targets api.wire.validators api.v1.cell_reply api.v1.execution_request
     api.v1.execution_types api.v1.file_reply api.v1.session_request api.python_runtime.request
-    api.python_runtime.wire_reply engine.usage_meter engine.executions.bash_script
+    engine.usage_meter engine.executions.bash_script
     """
 )
 """Modules without a clock, a loop, a process, a thread or a file; only they call themselves

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 import pytest
 import yaml
 
-from execd.api.probes.families import FAMILIES, MetricKind
+from execd.api.probes.families import MetricKind, families
 from execd.engine.metrics.counters import Counters, Histogram
 from execd.errors import ErrorCode
 from execd.model import ExitReason
@@ -31,7 +31,7 @@ ALERTS = yaml.safe_load((FOLDER / "alerts.yml").read_text())
 RULES = [rule for group in ALERTS["groups"] for rule in group["rules"]]
 SERIES = {
     f"{family.name}{end}"
-    for family in FAMILIES
+    for family in families()
     for end in (("_bucket", "_sum", "_count") if family.kind is MetricKind.HISTOGRAM else ("",))
 }
 PANELS = DASHBOARD["panels"]
@@ -72,7 +72,7 @@ def test_expression_names_existing_series_and_label_values(expression: str) -> N
         if name == OF_PROMETHEUS:
             continue
         assert name in SERIES
-        family = next(one for one in FAMILIES if name.startswith(one.name))
+        family = next(one for one in families() if name.startswith(one.name))
         for label, operator, value in MATCHER.findall(matchers):
             if label in FROM_SCRAPING:
                 continue
@@ -88,7 +88,7 @@ def test_expression_names_existing_series_and_label_values(expression: str) -> N
 def test_metrics_of_the_dashboard_are_all_metrics() -> None:
     shown = {name for text in expressions_of_the_dashboard() for name, _ in SELECTOR.findall(text)}
     plain = {re.sub("_bucket$", "", name) for name in shown}
-    assert plain == {family.name for family in FAMILIES}
+    assert plain == {family.name for family in families()}
 
 
 def test_dashboard_has_the_form_that_grafana_loads() -> None:
@@ -126,7 +126,7 @@ def test_threshold_of_a_quantile_is_a_bound_of_the_histogram() -> None:
     found = {rule["expr"] for rule in RULES if "histogram_quantile" in rule["expr"]}
     for expression in found:
         (name,) = {name.removesuffix("_bucket") for name, _ in SELECTOR.findall(expression)}
-        family = next(family for family in FAMILIES if family.name == name)
+        family = next(family for family in families() if family.name == name)
         histogram = family.read(cast("Stats", None), Counters())
         assert isinstance(histogram, Histogram)
         assert float(expression.rpartition(">")[2]) in histogram.bounds
@@ -180,7 +180,7 @@ def section() -> str:
 
 
 def test_metrics_of_the_page_exist() -> None:
-    assert set(re.findall(r"`(execd_\w+)`", PAGE)) <= {family.name for family in FAMILIES}
+    assert set(re.findall(r"`(execd_\w+)`", PAGE)) <= {family.name for family in families()}
     words = set(re.findall(r"`([A-Z_]{5,})`", section())) - {"QUEUED"}
     assert words <= set(get_args(ErrorCode))
     reasons = set(re.findall(r"`(\w+_(?:limit|killed|restarted))`", section()))

@@ -160,7 +160,7 @@ def test_the_page_of_a_wing_names_its_dialects_and_its_settings(wing: Path) -> N
         assert f"`{name}`" in page
         assert f"--dialect {name}=" in page
         for field in module.Settings.__struct_fields__:
-            assert f"| `EXECD_{module.NAME.upper()}_{field.upper()}` |" in page
+            assert f"| `EXECD_{module.SETTINGS_NAME.upper()}_{field.upper()}` |" in page
 
 
 def test_tests_that_a_page_names_exist() -> None:

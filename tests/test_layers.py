@@ -155,7 +155,7 @@ def test_the_wings_keep_the_rules_that_hold_for_them_too() -> None:
         ),
         (
             "execd_e2b.settings",
-            "def late():\n    from execd_e2b.table import make_dialect",
+            "def late():\n    from execd_e2b.table import make_service",
             "the module is part of a circle of imports",
         ),
         ("execd_e2b.table", "class Config: ...", "the class Config is also execd.config's"),

@@ -134,7 +134,7 @@ other.info("not a logger")
 
 
 def test_the_exit_codes_of_the_page_are_the_daemons() -> None:
-    codes = {server.EXIT_CANNOT_START, server.EXIT_USAGE, *server.EXIT_CODES.values()}
+    codes = {server.EXIT_CANNOT_START, config.EXIT_USAGE, *server.EXIT_CODES.values()}
     assert {int(row[0]) for row in _rows("Exit codes of the daemon")} == codes
 
 

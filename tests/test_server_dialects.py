@@ -88,7 +88,7 @@ def add_wing(folder: Path, opened: str) -> None:
     other.mkdir()
     (other / "entry_points.txt").write_bytes(b"[not-utf-8]\n\xff = x\n")
     (folder / "mine_port.py").write_text(
-        "import msgspec\nTITLE, NAME = 'Mine', 'mine'\n\n\n"
+        "import msgspec\nTITLE, SETTINGS_NAME = 'Mine', 'mine'\n\n\n"
         "class Settings(msgspec.Struct):\n    pass\n\n\n"
         "class Server:\n"
         "    async def start(self, host, port, backlog):\n        return host, 1\n\n"

@@ -25,15 +25,15 @@ ROOT = Path(__file__).parent.parent
 MAY_IMPORT = {wire_api.__name__, engine_api.__name__}
 WIRE = """
 Access BYTES CHUNK_BYTES ConnectionLimits ENGINE ErrorRenderers FACTS FILE_HEADERS FORM GATE
-HttpDialect INSTANCE_HEADER PATH PIECES_BYTES PortContext PortServer Route StallDetector
-TOKEN_HEADERS TOKEN_SUBPROTOCOL TokenGate Turn V1_HTTP_STATUS WireEvent abort_when_stalled
-body_chunks cancel_and_wait code_of_http form_events json_reply lease_of make_http_port multipart
-note_started origin_of parse_json presented_tokens query_of raw_path_of read_body replace_surrogates
-request_id send_events send_file send_stream signal_number trace_environment trace_id
-unacknowledged_bytes upload_chunks
+HttpService INSTANCE_HEADER PATH PIECES_BYTES PortContext PortServer Route SocketViewer
+StallDetector TOKEN_HEADERS TOKEN_SUBPROTOCOL TokenGate Turn V1_HTTP_STATUS WireEvent
+abort_when_stalled body_chunks cancel_and_wait code_of_http form_events json_reply lease_of
+make_http_port multipart note_started origin_of parse_json presented_tokens query_of raw_path_of
+read_body replace_surrogates request_id send_events send_file send_stream signal_number
+trace_environment trace_id unacknowledged_bytes upload_chunks
 """
 ENGINE = """
-BashSession CellOptions Change Command Config Conflict DescribedEntry Description Dialect
+BashSession CellOptions Change Command Config Conflict DescribedEntry Description DialectName
 DisplayEvent DisplayMessage Dropped Engine ErrorCode Excerpt ExecdError Execution ExitReason
 ExitedEvent FREE_BYTES FileKind Heartbeat Internal InvalidArgument Lease MAX_ID
 MAX_SESSION_VARIABLES Match NOT_EXECUTABLE_EXIT_CODE NOT_FOUND_EXIT_CODE NamedTerminal News NoSpace
@@ -45,13 +45,18 @@ incomplete_tail_bytes line_program passwd read_lines read_machine replace_text s
 """
 FROZEN = {wire_api: WIRE.split(), engine_api: ENGINE.split()}
 MODULES = sorted(ROOT.glob("wings/*/execd_*/**/*.py"))
-EXPORTED = [(module, name) for module in FROZEN for name in module.__all__]
+
+
+def names_of(module: ModuleType) -> list[str]:
+    return [name for name in vars(module) if name != "annotations" and not name.startswith("_")]
+
+
+EXPORTED = [(module, name) for module in FROZEN for name in names_of(module)]
 
 
 @pytest.mark.parametrize("module", FROZEN, ids=lambda module: module.__name__)
 def test_the_names_for_wings_are_those_that_wings_know(module: ModuleType) -> None:
-    assert sorted(module.__all__) == sorted(FROZEN[module])
-    assert len(set(module.__all__)) == len(module.__all__)
+    assert sorted(names_of(module)) == sorted(FROZEN[module])
 
 
 @pytest.mark.parametrize(("module", "name"), EXPORTED, ids=lambda part: getattr(part, "name", part))

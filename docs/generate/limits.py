@@ -25,6 +25,7 @@ from docs.generate.source_docs import docs_of
 from execd import config
 from execd.api.v1.execution_request import ExecutionRequest, LimitsRequest
 from execd.api.wire.errors import V1_HTTP_STATUS
+from execd.command_line import descriptions
 from execd.model import ExitReason
 
 HEAD = ("limit", "setting", "default", "what happens")
@@ -212,7 +213,7 @@ CALLERS = (
     "execd.engine.executions.command.MAX_SESSION_VARIABLES",
     "execd.engine.sessions.manager.MAX_COMPLETED_CHARACTERS",
     "execd.api.wire.multipart.MAX_PARTS",
-    "execd.api.v1.attach.MESSAGES_PER_SECOND",
+    "execd.api.wire.socket_viewer.MESSAGES_PER_SECOND",
     "execd.engine.files.service.MAX_LARGE_LISTINGS",
     "execd.engine.files.service.MAX_LARGE_ZIPS",
     Limit(
@@ -296,4 +297,4 @@ def _value(name: str) -> float | str:
         assert isinstance(found, int | float)
         return found
     default = getattr(config.Config(), name)
-    return config.descriptions()[name].default if default is None else default
+    return descriptions()[name].default if default is None else default

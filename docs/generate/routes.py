@@ -12,7 +12,7 @@ from msgspec import inspect
 from docs.generate import types
 from docs.generate.markdown import anchor, code, codes, paragraphs, table
 from execd import errors
-from execd.api.probes.capabilities_reply import CapabilitiesReply
+from execd.api.probes.probe_reply import CapabilitiesReply
 from execd.api.routes import routes
 from execd.api.wire.errors import (
     PYTHON_RUNTIME_HTTP_STATUS,

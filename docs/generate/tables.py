@@ -15,9 +15,10 @@ from docs.generate.routes import all_errors
 from docs.generate.source_docs import field_docs
 from execd import config
 from execd.api.app import RequestFields
-from execd.api.probes.families import FAMILIES
+from execd.api.probes.families import families
 from execd.api.wire.errors import PYTHON_RUNTIME_HTTP_STATUS, V1_HTTP_STATUS
-from execd.dialects import GROUP
+from execd.command_line import descriptions
+from execd.dialects import GROUP, PORT_FLAGS, VARIABLE_FLAGS
 from execd.engine.executions.end_words import EndFields
 from execd.model import ExitReason
 
@@ -31,7 +32,7 @@ UNITS = {"timeout": "s", "shutdown_timeout": "s"}
 
 def settings(*names: str) -> str:
     """Return the table of the settings with these names."""
-    words = config.descriptions()
+    words = descriptions()
     fields = {field.name: field for field in types.fields(config.Config)}
     rows = [
         (
@@ -62,7 +63,7 @@ def dialect_settings() -> str:
     rows = {}
     for name, module in dialects().items():
         for field in types.fields(module.Settings):
-            variable = f"EXECD_{module.NAME}_{field.name}".upper()
+            variable = f"EXECD_{module.SETTINGS_NAME}_{field.name}".upper()
             users.setdefault(variable, []).append(name)
             rows[variable] = (_default(field), _values(field.type), types.description(field))
     return table(
@@ -79,12 +80,12 @@ def _default(field: msgspec.inspect.Field) -> str:
 
 def older_settings() -> str:
     """Return the table of the older names of dialects' settings."""
-    ports = {name: f"--dialect {dialect}=PORT" for name, dialect in config.PORT_FLAGS.items()}
+    ports = {name: f"--dialect {dialect}=PORT" for name, dialect in PORT_FLAGS.items()}
     return table(
         ("older flag", "older variable", "today"),
         [
             (code(config.flag(name)), code(config.environment_name(name)), code(today))
-            for name, today in {**ports, **config.DIALECT_FLAGS}.items()
+            for name, today in {**ports, **VARIABLE_FLAGS}.items()
         ],
     )
 
@@ -129,7 +130,7 @@ def exit_reasons() -> str:
 def metrics() -> str:
     """Return the table of the metrics."""
     rows = [
-        (code(family.name), family.kind, codes(family.labels), family.help) for family in FAMILIES
+        (code(family.name), family.kind, codes(family.labels), family.help) for family in families()
     ]
     return table(("metric", "type", "labels", "meaning"), rows)
 

@@ -16,6 +16,7 @@ aiohttp cancels a handler when the peer hangs up (``handler_cancellation``, set 
 
 from __future__ import annotations
 
+import functools
 import logging
 import random
 import time
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from aiohttp import web
 
-from execd.api.probes import metrics
+from execd.api.probes.probes import METRICS
 from execd.api.routes import PORT_8888
 from execd.api.wire import errors
 from execd.api.wire.auth import Guard
@@ -35,7 +36,7 @@ from execd.api.wire.body import (
     refuse_transfer_coding,
     refuse_unknown_expectation,
 )
-from execd.api.wire.http_server import HttpConnection, HttpRunner
+from execd.api.wire.http_server import HttpConnection, HttpRunner, HttpServer
 from execd.api.wire.keys import (
     BODY_SECONDS,
     ENGINE,
@@ -44,8 +45,8 @@ from execd.api.wire.keys import (
     TABLE,
     RequestFacts,
 )
+from execd.api.wire.origins import request_id
 from execd.api.wire.replies import INSTANCE_HEADER, SERVER
-from execd.api.wire.request_id import request_id
 from execd.api.wire.route import Access
 from execd.api.wire.targets import raw_path_of
 from execd.errors import ExecdError, Internal, Unavailable
@@ -55,8 +56,7 @@ if TYPE_CHECKING:
 
     from execd.api.wire.auth import TokenGate
     from execd.api.wire.connections import ConnectionLimits
-    from execd.api.wire.dialect import HttpDialect
-    from execd.api.wire.port import PortContext
+    from execd.api.wire.port import HttpService, PortContext
     from execd.config import Config
     from execd.engine.engine import Engine
     from execd.engine.metrics.counters import Counters
@@ -90,7 +90,7 @@ class RequestFields(TypedDict):
 
 
 def make_http_port(
-    engine: Engine, context: PortContext, dialect: HttpDialect = PORT_8888
+    engine: Engine, context: PortContext, service: HttpService = PORT_8888
 ) -> HttpRunner:
     """Make the server of a port. The engine must outlive the server."""
     options = {
@@ -103,26 +103,30 @@ def make_http_port(
         "auto_decompress": False,
     }
     assert context.shutdown_timeout_seconds > 0
-    if dialect.name is not None:
-        engine.counters.add_dialect(dialect.name)
-    return HttpRunner(
-        _build_app(engine, context.limits, dialect, context.gate),
+    if service.dialect is not None:
+        engine.counters.add_dialect(service.dialect)
+    make_server = functools.partial(
+        HttpServer,
         limits=context.limits,
         counters=engine.counters,
         restores=engine.restores,
         stall_seconds=engine.config.stream_stall_seconds + context.limits.stall_grace_seconds,
-        runs=dialect.runs,
+        runs=service.runs,
         options=options,
+    )
+    return HttpRunner(
+        _build_app(engine, context.limits, service, context.gate),
+        make_server,
         shutdown_timeout=context.shutdown_timeout_seconds,
     )
 
 
 def _build_app(
-    engine: Engine, limits: ConnectionLimits, dialect: HttpDialect, gate: TokenGate
+    engine: Engine, limits: ConnectionLimits, service: HttpService, gate: TokenGate
 ) -> web.Application:
-    table = dialect.routes
+    table = service.routes
     app = web.Application(
-        middlewares=[_middleware(dialect, gate, engine.config, engine.counters)],
+        middlewares=[_middleware(service, gate, engine.config, engine.counters)],
         client_max_size=engine.config.max_body_bytes,
     )
     app[ENGINE] = engine
@@ -131,22 +135,22 @@ def _build_app(
     app[BODY_SECONDS] = limits.body_seconds
     app.router.add_routes(route.definition() for route in table)
     app.on_response_prepare.append(_on_prepare)
-    dialect.prepare(app)
+    service.prepare(app)
     return app
 
 
 def _middleware(
-    dialect: HttpDialect, gate: TokenGate, config: Config, counters: Counters
+    service: HttpService, gate: TokenGate, config: Config, counters: Counters
 ) -> Middleware:
-    probes = frozenset(route.path for route in dialect.routes if route.access is Access.PROBE)
-    inits = {route.path for route in dialect.routes if route.access is Access.INIT}
+    probes = frozenset(route.path for route in service.routes if route.access is Access.PROBE)
+    inits = {route.path for route in service.routes if route.access is Access.INIT}
     guard = Guard(
         config,
-        {route.path for route in dialect.routes if route.access is not Access.TOKEN},
+        {route.path for route in service.routes if route.access is not Access.TOKEN},
         gate=gate,
         early_paths=probes | inits,
-        tokens_of=dialect.presented_tokens,
-        opens=dialect.opens,
+        tokens_of=service.presented_tokens,
+        opens=service.opens,
     )
 
     @web.middleware
@@ -159,7 +163,7 @@ def _middleware(
         is_probe = path in probes
         try:
             response = await _answer(
-                request, connection, path, handler, guard, dialect, counters, is_probe=is_probe
+                request, connection, path, handler, guard, service, counters, is_probe=is_probe
             )
             await _send(request, connection, response)
             return response
@@ -170,7 +174,7 @@ def _middleware(
                 facts.lease.release()
             sent_bytes = request.writer.output_size
             counters.sent_bytes += sent_bytes
-            is_quiet = is_probe or (path == metrics.PATH and _is_served(facts))
+            is_quiet = is_probe or (path == METRICS and _is_served(facts))
             level = logging.DEBUG if is_quiet else logging.INFO
             _log(request, facts, path, time.perf_counter() - began, sent_bytes, level)
 
@@ -183,7 +187,7 @@ async def _answer(
     path: str,
     handler: Handler,
     guard: Guard,
-    dialect: HttpDialect,
+    service: HttpService,
     counters: Counters,
     *,
     is_probe: bool,
@@ -206,7 +210,7 @@ async def _answer(
     except web.HTTPException as error:
         counters.error_replies[errors.code_of_http(error.status)] += 1
         allow = error.headers.get("Allow")
-        return dialect.renderers(path).render_http(error.status, {"Allow": allow} if allow else {})
+        return service.renderers(path).render_http(error.status, {"Allow": allow} if allow else {})
     except ExecdError as error:
         counters.error_replies[error.code] += 1
         facts = request[FACTS]
@@ -214,13 +218,13 @@ async def _answer(
             logger.warning("reply broken off: %s", error.message, extra={"request_id": facts.id})
             return _hang_up(request)
         shown = _internal(request) if isinstance(error, Internal) else error
-        return dialect.renderers(path).render(shown)
+        return service.renderers(path).render(shown)
     except Exception:
         internal = _internal(request)
         counters.error_replies[internal.code] += 1
         if request[FACTS].started is not None:
             return _hang_up(request)
-        return dialect.renderers(path).render(internal)
+        return service.renderers(path).render(internal)
 
 
 def _is_served(facts: RequestFacts) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from execd.api.docs import viewer
-from execd.api.probes import metrics, probes
+from execd.api.probes import probes
 from execd.api.python_runtime import handlers
 from execd.api.v1 import (
     archives,
@@ -18,7 +18,7 @@ from execd.api.v1 import (
     watch,
 )
 from execd.api.wire import errors
-from execd.api.wire.dialect import ErrorRenderers, HttpDialect
+from execd.api.wire.port import ErrorRenderers, HttpService
 
 if TYPE_CHECKING:
     from execd.api.wire.route import Route
@@ -31,11 +31,11 @@ PYTHON_RUNTIME = ErrorRenderers(errors.render_python_runtime, errors.render_http
 def routes() -> tuple[Route, ...]:
     """Return all rows, in the order of the router."""
     modules = (
-        *(probes, metrics, viewer, handlers),
+        *(probes, viewer, handlers),
         *(executions, execution_control, sessions),
         *(files, file_operations, archives, watch, restored),
     )
-    return tuple(route for module in modules for route in module.routes())
+    return tuple(route for module in modules for route in module.ROUTES)
 
 
 def runs_something(method: str, canonical: str) -> bool:
@@ -52,4 +52,4 @@ def renderers(path: str) -> ErrorRenderers:
     return V1 if path.startswith("/v1/") else PYTHON_RUNTIME
 
 
-PORT_8888 = HttpDialect(routes=routes(), renderers=renderers, runs=runs_something)
+PORT_8888 = HttpService(routes=routes(), renderers=renderers, runs=runs_something)

@@ -102,6 +102,19 @@ class Parts(NamedTuple):
     restores: Restores
 
 
+class Storage(NamedTuple):
+    """The files of callers and of the daemon."""
+
+    store: StateDir
+    files: Files
+    sandboxd_files: Files
+    tree_files: Files
+    volumes: list[Volume]
+    """The directories with a limit."""
+    python: str
+    temporary_dir: str
+
+
 async def assemble(
     config: Config,
     environment: Mapping[str, str],
@@ -117,116 +130,46 @@ async def assemble(
     Raises StateDirError, ExecdError (the base dir cannot be used), CannotStart.
     """
     request_short_turns()
-    shutdown, in_flight = ShutdownClock(config.shutdown_timeout), InFlight()
-    counters = Counters()
-    files = _make_files(config)
-    sandboxd_files = files.with_root(Root(config.base_dir, config.state_dir, sandboxd_readings))
-    tree_files = files.with_root(Root.whole_tree(config.base_dir, config.state_dir))
-    python = find_python(config, environment.get("PATH", os.defpath))
-
-    def is_uncovered() -> bool:
-        """Whether user code can see the state dir. False also while there is no warden: the next
-        warden may have namespaces."""
-        return warden.up.is_set() and warden.started is not None and warden.started.shape == "none"
-
-    links = {} if is_virtual_environment(python) else dict.fromkeys(PYTHON_NAMES, python)
-    housekeeper = Housekeeper()
-    store = StateDir(
-        config.state_dir,
-        config.state_bytes,
-        links,
-        is_uncovered,
-        commands_uid=parse_identity(config.run_as).uid,
-        on_failure=housekeeper.plan_soon,
+    housekeeper, shutdown = Housekeeper(), ShutdownClock(config.shutdown_timeout)
+    # The state dir asks for the warden later, and the warden for the notes.
+    storage = await _open_storage(
+        config, environment, ends, shutdown, housekeeper, lambda: _is_uncovered(warden)
     )
-    ends.callback(lambda: store.close(shutdown.seconds_left()))
-    ends.callback(files.close)
-    for view in (files, sandboxd_files, tree_files):
-        view.hide_state_dir(store.anchor)
-    volumes = _find_volumes(config)
-    if volumes:
-        for view in (files, sandboxd_files, tree_files):
-            view.limit_room(Volumes(volumes))
-    temporary_dir = await files.choose_temporary_dir()
     reaper = Reaper(everything=reap_orphans)
     ends.callback(reaper.close)
-    memory = _find_pod_memory(config)
+    memory, counters = _find_pod_memory(config), Counters()
     warden = _make_warden(
-        config, store, reaper, memory, counters, on_memory=lambda: memory_notes.look()
+        config, storage.store, reaper, memory, counters, on_memory=lambda: memory_notes.look()
     )
     registry = _make_registry(config)
-    disk_guard = DiskGuard(volumes, warden, lambda: registry.live)
-    restores = Restores(
-        lambda: registry.has_live,
-        clocks,
-        SpecEnvironment(config).changes,
-    )
-
-    def on_run() -> None:
-        disk_guard.mark_running()
-        restores.mark_busy()
-
+    disk_guard = DiskGuard(storage.volumes, warden, lambda: registry.live)
+    restores = Restores(lambda: registry.has_live, clocks, SpecEnvironment(config).changes)
     held_pipes = HeldPipes(
         resource.getrlimit(resource.RLIMIT_NOFILE)[0], on_growth=housekeeper.plan_soon
     )
     context = _make_context(
-        config,
-        environment,
-        warden,
-        store,
-        files,
-        python,
-        temporary_dir,
-        held_pipes,
-        counters,
-        on_run,
-        restores.look,
+        config, environment, warden, storage, held_pipes, counters, disk_guard, restores
     )
-    retention = Retention(registry, store, config.base_dir, held_pipes, housekeeper.plan_soon)
-    ends.push_async_callback(lambda: retention.close(shutdown.seconds_left()))
-    # After the warden, and with the warden all writers.
-    ends.push_async_callback(lambda: held_pipes.close(shutdown.seconds_left()))
-    retention.restore(context)
-    if store.former_shortage is not None:
-        _tell_former_shortage(store.former_shortage)
-        retention.note(MemoryRecovered())
+    retention = _open_retention(registry, context, ends, shutdown, housekeeper)
     memory_notes = MemoryNotes(
         memory, lambda: warden.runtime_bytes, retention.note, housekeeper.plan_soon
     )
     ends.callback(memory_notes.close)
+    in_flight = InFlight()
     sessions = Sessions(context, retention, in_flight.lease, housekeeper.plan)
     ends.push_async_callback(lambda: sessions.close(shutdown.seconds_left()))
-    await files.ensure_base_dir()
-    await _start_warden(warden, meanwhile)
-    ends.push_async_callback(lambda: warden.close(shutdown.seconds_left()))
-    ends.push_async_callback(context.direct_exec.close)
-    await context.direct_exec.start()
-    disk_guard.start()
-    ends.push_async_callback(disk_guard.close)
-    ends.callback(restores.subscribe(functools.partial(_go_on, registry, sessions)))
-    ends.callback(restores.subscribe(functools.partial(_resize, memory, warden)))
-    restores.start()
-    ends.callback(restores.close)
-    # Before the warden ends, and with the warden all that sessions and executions still have.
-    ends.callback(sessions.refuse_all)
-    starts = Starts(config)
-    ends.callback(starts.close)
-    housekeeper.start(
-        functools.partial(_keep_house, sessions, retention, memory_notes, MemoryReturn())
-    )
-    ends.push_async_callback(housekeeper.close)
-    return Parts(
+    parts = Parts(
         context=context,
         warden=warden,
-        store=store,
-        files=files,
-        sandboxd_files=sandboxd_files,
-        tree_files=tree_files,
+        store=storage.store,
+        files=storage.files,
+        sandboxd_files=storage.sandboxd_files,
+        tree_files=storage.tree_files,
         registry=registry,
         retention=retention,
         idempotency=Idempotency(registry, retention),
         sessions=sessions,
-        starts=starts,
+        starts=Starts(config),
         in_flight=in_flight,
         held_pipes=held_pipes,
         shutdown=shutdown,
@@ -235,6 +178,96 @@ async def assemble(
         disk_guard=disk_guard,
         restores=restores,
     )
+    await _start(parts, memory_notes, ends, meanwhile)
+    return parts
+
+
+async def _open_storage(
+    config: Config,
+    environment: Mapping[str, str],
+    ends: contextlib.AsyncExitStack,
+    shutdown: ShutdownClock,
+    housekeeper: Housekeeper,
+    is_uncovered: Callable[[], bool],
+) -> Storage:
+    files = _make_files(config)
+    sandboxd_files = files.with_root(Root(config.base_dir, config.state_dir, sandboxd_readings))
+    tree_files = files.with_root(Root.whole_tree(config.base_dir, config.state_dir))
+    python = find_python(config, environment.get("PATH", os.defpath))
+    store = StateDir(
+        config.state_dir,
+        config.state_bytes,
+        {} if is_virtual_environment(python) else dict.fromkeys(PYTHON_NAMES, python),
+        is_uncovered,
+        commands_uid=parse_identity(config.run_as).uid,
+        on_failure=housekeeper.plan_soon,
+    )
+    ends.callback(lambda: store.close(shutdown.seconds_left()))
+    ends.callback(files.close)
+    volumes = _find_volumes(config)
+    for view in (files, sandboxd_files, tree_files):
+        view.hide_state_dir(store.anchor)
+        if volumes:
+            view.limit_room(Volumes(volumes))
+    temporary_dir = await files.choose_temporary_dir()
+    return Storage(store, files, sandboxd_files, tree_files, volumes, python, temporary_dir)
+
+
+def _is_uncovered(warden: WardenClient) -> bool:
+    """Whether user code can see the state dir. False also while there is no warden: the next warden
+    may have namespaces."""
+    return warden.up.is_set() and warden.started is not None and warden.started.shape == "none"
+
+
+def _open_retention(
+    registry: Registry,
+    context: EngineContext,
+    ends: contextlib.AsyncExitStack,
+    shutdown: ShutdownClock,
+    housekeeper: Housekeeper,
+) -> Retention:
+    """Make the memory of executions, and fill the memory from the journal."""
+    store, held_pipes = context.store, context.held_pipes
+    retention = Retention(
+        registry, store, context.config.base_dir, held_pipes, housekeeper.plan_soon
+    )
+    ends.push_async_callback(lambda: retention.close(shutdown.seconds_left()))
+    # After the warden, and with the warden all writers.
+    ends.push_async_callback(lambda: held_pipes.close(shutdown.seconds_left()))
+    retention.restore(context)
+    if store.former_shortage is not None:
+        _tell_former_shortage(store.former_shortage)
+        retention.note(MemoryRecovered())
+    return retention
+
+
+async def _start(
+    parts: Parts,
+    memory_notes: MemoryNotes,
+    ends: contextlib.AsyncExitStack,
+    meanwhile: Callable[[], None],
+) -> None:
+    """Start the parts that run by themselves."""
+    warden, sessions, restores = parts.warden, parts.sessions, parts.restores
+    direct_exec = parts.context.direct_exec
+    await parts.files.ensure_base_dir()
+    await _start_warden(warden, meanwhile)
+    ends.push_async_callback(lambda: warden.close(parts.shutdown.seconds_left()))
+    ends.push_async_callback(direct_exec.close)
+    await direct_exec.start()
+    parts.disk_guard.start()
+    ends.push_async_callback(parts.disk_guard.close)
+    ends.callback(restores.subscribe(functools.partial(_go_on, parts.registry, sessions)))
+    ends.callback(restores.subscribe(functools.partial(_resize, parts.pod_memory, warden)))
+    restores.start()
+    ends.callback(restores.close)
+    # Before the warden ends, and with the warden all that sessions and executions still have.
+    ends.callback(sessions.refuse_all)
+    ends.callback(parts.starts.close)
+    parts.housekeeper.start(
+        functools.partial(_keep_house, sessions, parts.retention, memory_notes, MemoryReturn())
+    )
+    ends.push_async_callback(parts.housekeeper.close)
 
 
 def _make_warden(
@@ -262,26 +295,32 @@ def _make_context(
     config: Config,
     environment: Mapping[str, str],
     warden: WardenClient,
-    store: StateDir,
-    files: Files,
-    python: str,
-    temporary_dir: str,
+    storage: Storage,
     held_pipes: HeldPipes,
     counters: Counters,
-    on_run: Callable[[], None],
-    look_for_restore: Callable[[], bool],
+    disk_guard: DiskGuard,
+    restores: Restores,
 ) -> EngineContext:
     identity = parse_identity(config.run_as)
     child_environment = ChildEnvironment(
-        config, environment, bin_dir=store.bin_dir, python=python, temporary_dir=temporary_dir
+        config,
+        environment,
+        bin_dir=storage.store.bin_dir,
+        python=storage.python,
+        temporary_dir=storage.temporary_dir,
     )
+
+    def on_run() -> None:
+        disk_guard.mark_running()
+        restores.mark_busy()
+
     return EngineContext(
         config=config,
         loop=warden.loop,
         warden=warden,
         identity=identity,
-        python=python,
-        store=store,
+        python=storage.python,
+        store=storage.store,
         environment=child_environment,
         direct_exec=DirectExec(
             warden,
@@ -292,12 +331,12 @@ def _make_context(
         ),
         held_pipes=held_pipes,
         default_shell=DefaultShell(),
-        temporary_dir=temporary_dir,
-        ensure_base_dir=files.ensure_base_dir,
-        ensure_temporary_dir=files.ensure_temporary_dir,
+        temporary_dir=storage.temporary_dir,
+        ensure_base_dir=storage.files.ensure_base_dir,
+        ensure_temporary_dir=storage.files.ensure_temporary_dir,
         counters=counters,
         on_run=on_run,
-        look_for_restore=look_for_restore,
+        look_for_restore=restores.look,
     )
 
 

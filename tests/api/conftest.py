@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from aiohttp import web
     from pytest_aiohttp.plugin import AiohttpClient
 
-    from execd.api.wire.dialect import HttpDialect
     from execd.api.wire.http_server import HttpRunner
+    from execd.api.wire.port import HttpService
     from execd.api.wire.route import Route
     from execd.engine.executions.execution import Execution
 
@@ -137,7 +137,7 @@ class ExecdServer(BaseTestServer):
         limits: ConnectionLimits,
         *,
         is_narrow: bool,
-        dialect: HttpDialect = PORT_8888,
+        dialect: HttpService = PORT_8888,
         gate: TokenGate | None = None,
         port: int | None = None,
     ) -> None:
@@ -168,7 +168,7 @@ class Wire:
 
     engine: Engine
     client: TestClient[web.Request, None]
-    dialect: HttpDialect = PORT_8888
+    dialect: HttpService = PORT_8888
     connections: list[Connection] = field(default_factory=list)
 
     @property
@@ -233,7 +233,7 @@ class Wire:
         return await self.request("POST", "/upload", body, headers)
 
 
-def fits_row(answer: Answer, dialect: HttpDialect, method: str, target: str) -> bool:
+def fits_row(answer: Answer, dialect: HttpService, method: str, target: str) -> bool:
     """Whether the row of the request has such a reply. Errors have forms of their own."""
     if answer.http_status >= 400:
         return True
@@ -250,7 +250,7 @@ def fits_row(answer: Answer, dialect: HttpDialect, method: str, target: str) -> 
     return not media_types.isdisjoint((media_type, "*/*"))
 
 
-def row_of(dialect: HttpDialect, method: str, target: str) -> Route:
+def row_of(dialect: HttpService, method: str, target: str) -> Route:
     methods = ("*", "GET" if method == "HEAD" else method)
     path = unquote(target.partition("?")[0])
     return next(
@@ -364,7 +364,7 @@ async def serve(
             *,
             is_narrow: bool = False,
             has_own_engine: bool = False,
-            dialect: HttpDialect = PORT_8888,
+            dialect: HttpService = PORT_8888,
             **settings: Any,
         ) -> Wire:
             assert not started, "one app a test"

@@ -15,13 +15,13 @@ from execd.errors import Unauthenticated
 from tests.api.conftest import LIMITS, ExecdServer
 
 if TYPE_CHECKING:
-    from execd.api.wire.dialect import HttpDialect
+    from execd.api.wire.port import HttpService
     from execd.api.wire.route import Route
     from tests.api.shared_engine import SharedEngine
 
 
 async def answers(
-    dialect: HttpDialect, engine: SharedEngine, gate: TokenGate, headers: dict[str, str]
+    dialect: HttpService, engine: SharedEngine, gate: TokenGate, headers: dict[str, str]
 ) -> list[tuple[Route, int, bytes]]:
     """The HTTP status and the body of each route, for a request without a body."""
     server = ExecdServer(engine.engine, LIMITS, is_narrow=False, dialect=dialect, gate=gate)
@@ -36,7 +36,7 @@ async def answers(
 
 
 async def assert_the_token_is_needed(
-    dialect: HttpDialect, engine: SharedEngine, token: str | None
+    dialect: HttpService, engine: SharedEngine, token: str | None
 ) -> None:
     """``token``: a wrong one, or none."""
     headers = {} if token is None else {"Authorization": f"Bearer {token}", "X-Access-Token": token}
@@ -50,7 +50,7 @@ async def assert_the_token_is_needed(
         assert http_status == 401
 
 
-async def assert_the_init_is_awaited(dialect: HttpDialect, engine: SharedEngine) -> None:
+async def assert_the_init_is_awaited(dialect: HttpService, engine: SharedEngine) -> None:
     gate = TokenGate(None)
     gate.await_init()
     for route, http_status, body in await answers(dialect, engine, gate, {}):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from execd.api.python_runtime.wire_reply import ListedEntry
+from execd.api.python_runtime.reply import ListedEntry
 from execd.api.routes import PORT_8888, routes, runs_something
 from execd.api.wire import errors
 from execd.api.wire.route import Access, Route

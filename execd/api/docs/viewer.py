@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from aiohttp import web
 
 from execd.api.wire.downloads import is_not_modified
-from execd.api.wire.keys import ENGINE
 from execd.api.wire.route import Access, Route
 from execd.api.wire.streams import abort_when_stalled
 
@@ -128,30 +127,13 @@ def sender(file: str, media_type: str) -> Handler:
         response.content_length = stored.size_bytes(is_decompressed=is_decompressed)
         await response.prepare(request)
         if request.method == "GET":
-            with abort_when_stalled(request, request.app[ENGINE].config.stream_stall_seconds):
+            with abort_when_stalled(request):
                 for piece in stored.pieces(is_decompressed=is_decompressed):
                     await response.write(piece)
         await response.write_eof()
         return response
 
     return send
-
-
-def routes() -> list[Route]:
-    return [
-        _file(
-            "openapi.json",
-            "get_openapi",
-            "The OpenAPI document of all routes of this port",
-            path="/openapi.json",
-            content=dict[str, Any],
-        ),
-        _file("index.html", "get_docs", "This reference, as a page", path="/docs"),
-        _file("", "get_docs_with_slash", "This reference, as a page"),
-        _file("viewer.js", "get_docs_settings", "A file of the page: the settings"),
-        _file("swagger-ui.css", "get_docs_styles", "A file of the page: the styles"),
-        _file("swagger-ui-bundle.js", "get_docs_viewer", "A file of the page: the viewer"),
-    ]
 
 
 def _file(
@@ -169,3 +151,19 @@ def _file(
         reply_headers=("ETag",),
         access=Access.OPEN,
     )
+
+
+ROUTES = (
+    _file(
+        "openapi.json",
+        "get_openapi",
+        "The OpenAPI document of all routes of this port",
+        path="/openapi.json",
+        content=dict[str, Any],
+    ),
+    _file("index.html", "get_docs", "This reference, as a page", path="/docs"),
+    _file("", "get_docs_with_slash", "This reference, as a page"),
+    _file("viewer.js", "get_docs_settings", "A file of the page: the settings"),
+    _file("swagger-ui.css", "get_docs_styles", "A file of the page: the styles"),
+    _file("swagger-ui-bundle.js", "get_docs_viewer", "A file of the page: the viewer"),
+)

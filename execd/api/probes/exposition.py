@@ -17,7 +17,7 @@ from execd.engine.metrics.counters import Histogram
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from execd.api.probes.families import Family, Rows
+    from execd.api.probes.families import Family
     from execd.engine.metrics.counters import Counters
     from execd.engine.metrics.stats import Stats
 
@@ -58,11 +58,10 @@ def render(
             lines += _head(family, text_format)
             _add_histogram(lines, family.name, found)
             continue
-        rows = family.rows if family.rows_now is None else family.rows_now(counters)
         lines_of_family = [
             # Braces and not str(): an f-string is the fastest way. A bool is an integer here.
-            f"{series}{int(value) if value is True or value is False else value}"
-            for series, value in zip(_series(family, rows), found, strict=True)
+            f"{_series(family, row)}{int(value) if value is True or value is False else value}"
+            for row, value in found.items()
             if value is not None
         ]
         if lines_of_family:
@@ -88,16 +87,11 @@ def _head(family: Family, text_format: Format) -> tuple[str, ...]:
 
 
 @functools.cache
-def _series(family: Family, rows: Rows) -> tuple[str, ...]:
-    """Return the beginnings of the lines. Label values need no escapes: they are words of closed
+def _series(family: Family, row: tuple[str, ...]) -> str:
+    """Return the beginning of a line. Label values need no escapes: they are words of closed
     sets."""
-    found = []
-    for row in rows:
-        pairs = [
-            f'{label}="{value}"' for label, value in zip(family.labels, row, strict=True) if value
-        ]
-        found.append(f"{family.name}{{{','.join(pairs)}}} " if pairs else f"{family.name} ")
-    return tuple(found)
+    pairs = [f'{label}="{value}"' for label, value in zip(family.labels, row, strict=True) if value]
+    return f"{family.name}{{{','.join(pairs)}}} " if pairs else f"{family.name} "
 
 
 def _add_histogram(lines: list[str], name: str, histogram: Histogram) -> None:

@@ -10,8 +10,10 @@ import msgspec
 from aiohttp import web
 
 from execd import __version__
-from execd.api.probes.capabilities_reply import CapabilitiesReply
+from execd.api.probes.exposition import Format, choose_format, render
+from execd.api.probes.families import families
 from execd.api.probes.probe_reply import (
+    CapabilitiesReply,
     HealthReply,
     MetadataReply,
     ReadyReply,
@@ -27,6 +29,7 @@ from execd.errors import Unavailable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+METRICS = "/metrics"
 METADATA_PREFIX = "SANDBOX_"
 # The list of sandboxd.
 SECRET_WORDS = (
@@ -97,6 +100,16 @@ async def stats(request: web.Request) -> web.Response:
     return json_reply(request.app[ENGINE].stats())
 
 
+async def metrics(request: web.Request) -> web.Response:
+    """Answer with all series that have a value now."""
+    engine = request.app[ENGINE]
+    stats = engine.stats()
+    text_format = choose_format(request.headers.get("Accept", ""))
+    text = render(families(), stats, engine.counters, text_format)
+    # As a header: aiohttp would parse a ``content_type`` argument and join its parts again.
+    return web.Response(body=text.encode(), headers={"Content-Type": text_format.content_type})
+
+
 def public_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         replace_surrogates(name): replace_surrogates(value)
@@ -106,67 +119,74 @@ def public_variables(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def routes() -> list[Route]:
-    return [
-        Route(
-            method="GET",
-            path="/",
-            handler=root,
-            name="check_root",
-            summary="Whether the daemon serves requests",
-            replies={200: (RootReply,)},
-            access=Access.PROBE,
-        ),
-        Route(
-            method="GET",
-            path="/healthz",
-            handler=healthz,
-            name="check_liveness",
-            summary="Whether the event loop runs",
-            replies={200: (StatusReply,)},
-            access=Access.PROBE,
-        ),
-        Route(
-            method="GET",
-            path="/readyz",
-            handler=readyz,
-            name="check_readiness",
-            summary="Whether a command sent now would run",
-            replies={200: (ReadyReply,), 503: (ReadyReply,)},
-            access=Access.PROBE,
-        ),
-        Route(
-            method="GET",
-            path="/v1/health",
-            handler=health,
-            name="check_health",
-            summary="Whether a command sent now would run, and the age of the daemon",
-            replies={200: (HealthReply,)},
-            errors=(Unavailable,),
-            access=Access.PROBE,
-        ),
-        Route(
-            method="GET",
-            path="/v1/metadata",
-            handler=metadata,
-            name="get_metadata",
-            summary="The SANDBOX_ variables of the daemon that do not look secret",
-            replies={200: (MetadataReply,)},
-        ),
-        Route(
-            method="GET",
-            path="/v1/capabilities",
-            handler=capabilities,
-            name="get_capabilities",
-            summary="What execd found on this kernel, and which protections hold",
-            replies={200: (CapabilitiesReply,)},
-        ),
-        Route(
-            method="GET",
-            path="/v1/stats",
-            handler=stats,
-            name="get_stats",
-            summary="Figures of executions, sessions, CPU, memory, disk and traffic",
-            replies={200: (Stats,)},
-        ),
-    ]
+ROUTES = (
+    Route(
+        method="GET",
+        path="/",
+        handler=root,
+        name="check_root",
+        summary="Whether the daemon serves requests",
+        replies={200: (RootReply,)},
+        access=Access.PROBE,
+    ),
+    Route(
+        method="GET",
+        path="/healthz",
+        handler=healthz,
+        name="check_liveness",
+        summary="Whether the event loop runs",
+        replies={200: (StatusReply,)},
+        access=Access.PROBE,
+    ),
+    Route(
+        method="GET",
+        path="/readyz",
+        handler=readyz,
+        name="check_readiness",
+        summary="Whether a command sent now would run",
+        replies={200: (ReadyReply,), 503: (ReadyReply,)},
+        access=Access.PROBE,
+    ),
+    Route(
+        method="GET",
+        path="/v1/health",
+        handler=health,
+        name="check_health",
+        summary="Whether a command sent now would run, and the age of the daemon",
+        replies={200: (HealthReply,)},
+        errors=(Unavailable,),
+        access=Access.PROBE,
+    ),
+    Route(
+        method="GET",
+        path="/v1/metadata",
+        handler=metadata,
+        name="get_metadata",
+        summary="The SANDBOX_ variables of the daemon that do not look secret",
+        replies={200: (MetadataReply,)},
+    ),
+    Route(
+        method="GET",
+        path="/v1/capabilities",
+        handler=capabilities,
+        name="get_capabilities",
+        summary="What execd found on this kernel, and which protections hold",
+        replies={200: (CapabilitiesReply,)},
+    ),
+    Route(
+        method="GET",
+        path="/v1/stats",
+        handler=stats,
+        name="get_stats",
+        summary="Figures of executions, sessions, CPU, memory, disk and traffic",
+        replies={200: (Stats,)},
+    ),
+    Route(
+        method="GET",
+        path=METRICS,
+        handler=metrics,
+        name="get_metrics",
+        summary="The metrics of the daemon, in the text format of Prometheus or OpenMetrics",
+        replies={200: tuple(Format)},
+    ),
+)

@@ -23,22 +23,26 @@ from contextlib import AsyncExitStack
 from functools import wraps
 from typing import TYPE_CHECKING
 
-from execd.api.python_runtime import reply as execute_reply
 from execd.api.python_runtime import request as execute_request
+from execd.api.python_runtime.reply import (
+    ExecuteReply,
+    ExistsReply,
+    FaultsReply,
+    ListedEntry,
+    UploadReply,
+    make_reply,
+)
 from execd.api.python_runtime.request import Refused, fault
-from execd.api.python_runtime.wire_reply import ExistsReply, FaultsReply, ListedEntry, UploadReply
 from execd.api.wire import multipart
 from execd.api.wire.body import form_events, read_body
-from execd.api.wire.downloads import FILE_HEADERS, send_file
+from execd.api.wire.downloads import FILE_HEADERS, send_file, send_listing
 from execd.api.wire.early_headers import EarlyHeaders
 from execd.api.wire.errors import DetailReply
 from execd.api.wire.keys import ENGINE
-from execd.api.wire.listings import send_listing
-from execd.api.wire.origins import note_started, origin_of
+from execd.api.wire.origins import note_started, origin_of, trace_environment
 from execd.api.wire.replies import json_reply, replace_surrogates
 from execd.api.wire.route import BYTES, FORM, PATH, Route
 from execd.api.wire.targets import path_below
-from execd.api.wire.tracing import trace_environment
 from execd.engine.executions.command import shell_program
 from execd.engine.executions.submission import Submission
 from execd.errors import (
@@ -61,85 +65,6 @@ if TYPE_CHECKING:
 
     from execd.engine.files.service import Entry, Files
     from execd.engine.files.transfers import Upload
-
-
-def routes() -> list[Route]:
-    """Return the routes, each with and without a trailing slash: clients take any redirect for an
-    error."""
-    return [
-        *(
-            Route(
-                method="POST",
-                path=path,
-                handler=_answering_refusals(execute),
-                name=name,
-                summary="Run a shell command",
-                headers=("X-Sandbox-Timeout", "X-Request-ID", "traceparent"),
-                body=(execute_request.ExecuteRequest,),
-                replies={
-                    200: (execute_reply.ExecuteReply,),
-                    400: (DetailReply,),
-                    422: (FaultsReply,),
-                },
-                errors=(ResourceExhausted,),
-            )
-            for name, path in (("execute", "/execute"), ("execute_with_slash", "/execute/"))
-        ),
-        *(
-            Route(
-                method="POST",
-                path=path,
-                handler=_answering_refusals(upload),
-                name=name,
-                summary="Write a file below the base dir, under the filename of the part",
-                body=(FORM,),
-                replies={200: (UploadReply,), 400: (DetailReply,), 422: (FaultsReply,)},
-                errors=(NotFound, Conflict, ResourceExhausted, NoSpace, ReadOnly),
-            )
-            for name, path in (("upload", "/upload"), ("upload_with_slash", "/upload/"))
-        ),
-        *(
-            Route(
-                method="GET",
-                path=path,
-                handler=download,
-                name=name,
-                summary="Read a file below the base dir",
-                headers=("Range", "If-Range", "If-None-Match", "If-Modified-Since"),
-                replies={200: (BYTES,), 206: (BYTES,), 304: ()},
-                reply_headers=FILE_HEADERS,
-                errors=(NotFound, Conflict, RangeNotSatisfiable, ResourceExhausted),
-            )
-            for name, path in (
-                ("download_base_dir", "/download"),
-                ("download", "/download" + PATH),
-            )
-        ),
-        *(
-            Route(
-                method="GET",
-                path=path,
-                handler=list_directory,
-                name=name,
-                summary="List a directory below the base dir",
-                replies={200: (list[ListedEntry],)},
-                errors=(NotFound, Conflict, ResourceExhausted),
-            )
-            for name, path in (("list_base_dir", "/list"), ("list_directory", "/list" + PATH))
-        ),
-        *(
-            Route(
-                method="GET",
-                path=path,
-                handler=exists,
-                name=name,
-                summary="Whether a path below the base dir exists",
-                replies={200: (ExistsReply,)},
-                errors=(NotFound, ResourceExhausted),
-            )
-            for name, path in (("base_dir_exists", "/exists"), ("exists", "/exists" + PATH))
-        ),
-    ]
 
 
 def _answering_refusals(handler: Handler) -> Handler:
@@ -183,7 +108,7 @@ async def execute(request: web.Request) -> web.StreamResponse:
         await execution.wait_started()
         if execution.state is not State.EXITED:
             await early.wait(execution.wait)
-        reply = await execute_reply.make_reply(execution, engine.config.reply_bytes)
+        reply = await make_reply(execution, engine.config.reply_bytes)
         response = await early.finish(json_reply(reply))
         attachment.delivered()
     return response
@@ -329,3 +254,80 @@ def _reworded(
             return type(error)(f"{failed}: {error.message}", **error.details)
         case _:
             return error
+
+
+# Each route with and without a trailing slash: clients take any redirect for an error.
+ROUTES = (
+    *(
+        Route(
+            method="POST",
+            path=path,
+            handler=_answering_refusals(execute),
+            name=name,
+            summary="Run a shell command",
+            headers=("X-Sandbox-Timeout", "X-Request-ID", "traceparent"),
+            body=(execute_request.ExecuteRequest,),
+            replies={
+                200: (ExecuteReply,),
+                400: (DetailReply,),
+                422: (FaultsReply,),
+            },
+            errors=(ResourceExhausted,),
+        )
+        for name, path in (("execute", "/execute"), ("execute_with_slash", "/execute/"))
+    ),
+    *(
+        Route(
+            method="POST",
+            path=path,
+            handler=_answering_refusals(upload),
+            name=name,
+            summary="Write a file below the base dir, under the filename of the part",
+            body=(FORM,),
+            replies={200: (UploadReply,), 400: (DetailReply,), 422: (FaultsReply,)},
+            errors=(NotFound, Conflict, ResourceExhausted, NoSpace, ReadOnly),
+        )
+        for name, path in (("upload", "/upload"), ("upload_with_slash", "/upload/"))
+    ),
+    *(
+        Route(
+            method="GET",
+            path=path,
+            handler=download,
+            name=name,
+            summary="Read a file below the base dir",
+            headers=("Range", "If-Range", "If-None-Match", "If-Modified-Since"),
+            replies={200: (BYTES,), 206: (BYTES,), 304: ()},
+            reply_headers=FILE_HEADERS,
+            errors=(NotFound, Conflict, RangeNotSatisfiable, ResourceExhausted),
+        )
+        for name, path in (
+            ("download_base_dir", "/download"),
+            ("download", "/download" + PATH),
+        )
+    ),
+    *(
+        Route(
+            method="GET",
+            path=path,
+            handler=list_directory,
+            name=name,
+            summary="List a directory below the base dir",
+            replies={200: (list[ListedEntry],)},
+            errors=(NotFound, Conflict, ResourceExhausted),
+        )
+        for name, path in (("list_base_dir", "/list"), ("list_directory", "/list" + PATH))
+    ),
+    *(
+        Route(
+            method="GET",
+            path=path,
+            handler=exists,
+            name=name,
+            summary="Whether a path below the base dir exists",
+            replies={200: (ExistsReply,)},
+            errors=(NotFound, ResourceExhausted),
+        )
+        for name, path in (("base_dir_exists", "/exists"), ("exists", "/exists" + PATH))
+    ),
+)

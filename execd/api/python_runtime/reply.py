@@ -1,10 +1,10 @@
-"""The reply of POST /execute: the outcome of a command, in the fields of the python-runtime and
-some fields of execd."""
+"""The replies, as the python-runtime names the fields. The reply of POST /execute has the outcome
+of a command, and some fields of execd."""
 
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -21,26 +21,67 @@ TIMEOUT_EXIT_CODE = 124  # as timeout(1)
 SPAWN_FAILED_EXIT_CODE = 1
 
 
+class UploadReply(msgspec.Struct, frozen=True, kw_only=True):
+    """A file was written."""
+
+    message: Annotated[str, Meta(description="A sentence with the name of the file.")]
+
+
+class ListedEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry of a directory."""
+
+    name: Annotated[str, Meta(description="The name in the directory.")]
+    size: Annotated[int, Meta(description="Size in bytes.")]
+    type: Annotated[
+        Literal["file", "directory"],
+        Meta(description="Everything except directories is a file. Links are followed."),
+    ]
+    mod_time: Annotated[
+        float, Meta(description="Time of the last change of the content, in seconds since 1970.")
+    ]
+
+
+class ExistsReply(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a path exists."""
+
+    path: Annotated[str, Meta(description="The path of the request.")]
+    exists: Annotated[bool, Meta(description="Whether a file or a directory has the path.")]
+
+
+class BodyFault(msgspec.Struct, frozen=True, kw_only=True):
+    """A field that breaks a rule, in the words of pydantic."""
+
+    type: Annotated[str, Meta(description="The name of the rule.")]
+    loc: Annotated[list[str | int], Meta(description="The place of the field.")]
+    msg: Annotated[str, Meta(description="The rule in words.")]
+    input: Annotated[Any, Meta(description="The value that breaks the rule.")]
+    ctx: Annotated[
+        dict[str, Any] | UnsetType,
+        Meta(description="The parameters of the rule. Absent: there are none."),
+    ] = UNSET
+
+
+class FaultsReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of a body that break rules."""
+
+    detail: Annotated[list[BodyFault], Meta(description="The fields.")]
+
+
 class ExecuteTruncation(msgspec.Struct, frozen=True, kw_only=True):
     """The streams that lost their middles. A stream that is whole is absent."""
 
     stdout: Annotated[
-        OmittedOutput | UnsetType,
-        Meta(description="The missing bytes of stdout."),
+        OmittedOutput | UnsetType, Meta(description="The missing bytes of stdout.")
     ] = UNSET
     stderr: Annotated[
-        OmittedOutput | UnsetType,
-        Meta(description="The missing bytes of stderr."),
+        OmittedOutput | UnsetType, Meta(description="The missing bytes of stderr.")
     ] = UNSET
 
 
 class ExecuteReply(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a command."""
 
-    stdout: Annotated[
-        str,
-        Meta(description="The output, as text."),
-    ]
+    stdout: Annotated[str, Meta(description="The output, as text.")]
     stderr: Annotated[
         str,
         Meta(
@@ -55,26 +96,16 @@ class ExecuteReply(msgspec.Struct, frozen=True, kw_only=True):
             " if the program could not start."
         ),
     ]
-    timed_out: Annotated[
-        bool,
-        Meta(description="Whether the time was over."),
-    ]
+    timed_out: Annotated[bool, Meta(description="Whether the time was over.")]
     truncated: Annotated[
         ExecuteTruncation | None,
         Meta(description="What the reply does not have; null: nothing is missing."),
     ]
     duration_seconds: Annotated[
-        float,
-        Meta(description="Time from the start of the program to the end."),
+        float, Meta(description="Time from the start of the program to the end.")
     ]
-    exit_reason: Annotated[
-        ExitReason,
-        Meta(description="How the command ended."),
-    ]
-    execution_id: Annotated[
-        str,
-        Meta(description="The name under `/v1/executions`."),
-    ]
+    exit_reason: Annotated[ExitReason, Meta(description="How the command ended.")]
+    execution_id: Annotated[str, Meta(description="The name under `/v1/executions`.")]
 
 
 async def make_reply(execution: Execution, limit_bytes: int) -> ExecuteReply:

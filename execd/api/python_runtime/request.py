@@ -40,7 +40,7 @@ class ExecuteRequest(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[float, Meta(gt=0)] | None,
         Meta(
             description="Time from the start of the command to its forced end, at most the "
-            "daemon's `--timeout`. Null: `--timeout`.",
+            "daemon's `--timeout`. Null: `--timeout`."
         ),
     ] = None
 

@@ -43,8 +43,7 @@ CONTENT_TYPES: dict[ArchiveFormat, str] = {
 class PackQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     format: Annotated[ArchiveFormat, Meta(description="The format of the archive.")] = "tar"
     skip_unreadable: Annotated[
-        bool,
-        Meta(description="Leave out files that the daemon may not read, instead of failing."),
+        bool, Meta(description="Leave out files that the daemon may not read, instead of failing.")
     ] = False
 
 
@@ -56,41 +55,6 @@ class UnpackQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             "or tar."
         ),
     ] = None
-
-
-def routes() -> list[Route]:
-    paths = (("base_dir", ROUTE), ("directory", ROUTE + PATH))
-    return [
-        *(
-            Route(
-                method="GET",
-                path=path,
-                handler=download,
-                name=f"pack_{noun}",
-                summary="Read a directory as an archive",
-                query=PackQuery,
-                replies={200: tuple(CONTENT_TYPES.values())},
-                reply_headers=("Content-Disposition",),
-                errors=(NotFound, Conflict, ResourceExhausted),
-            )
-            for noun, path in paths
-        ),
-        *(
-            Route(
-                method="PUT",
-                path=path,
-                handler=upload,
-                name=f"unpack_{noun}",
-                summary="Unpack an archive into a directory",
-                query=UnpackQuery,
-                headers=("Repr-Digest", "Content-Digest"),
-                body=(*CONTENT_TYPES.values(), BYTES),
-                replies={200: (UnpackReply,)},
-                errors=(NotFound, Conflict, ResourceExhausted, NoSpace, ReadOnly),
-            )
-            for noun, path in paths
-        ),
-    ]
 
 
 def _files(request: web.Request) -> Files:
@@ -110,7 +74,7 @@ async def download(request: web.Request) -> web.StreamResponse:
         )
         response.content_type = CONTENT_TYPES[query.format]
         await response.prepare(request)
-        with abort_when_stalled(request, request.app[ENGINE].config.stream_stall_seconds):
+        with abort_when_stalled(request):
             while data:
                 await response.write(data)
                 data = await archive.read()
@@ -136,3 +100,37 @@ async def upload(request: web.Request) -> web.StreamResponse:
             bytes=done.n_bytes,
         )
     )
+
+
+PATHS = (("base_dir", ROUTE), ("directory", ROUTE + PATH))
+ROUTES = (
+    *(
+        Route(
+            method="GET",
+            path=path,
+            handler=download,
+            name=f"pack_{noun}",
+            summary="Read a directory as an archive",
+            query=PackQuery,
+            replies={200: tuple(CONTENT_TYPES.values())},
+            reply_headers=("Content-Disposition",),
+            errors=(NotFound, Conflict, ResourceExhausted),
+        )
+        for noun, path in PATHS
+    ),
+    *(
+        Route(
+            method="PUT",
+            path=path,
+            handler=upload,
+            name=f"unpack_{noun}",
+            summary="Unpack an archive into a directory",
+            query=UnpackQuery,
+            headers=("Repr-Digest", "Content-Digest"),
+            body=(*CONTENT_TYPES.values(), BYTES),
+            replies={200: (UnpackReply,)},
+            errors=(NotFound, Conflict, ResourceExhausted, NoSpace, ReadOnly),
+        )
+        for noun, path in PATHS
+    ),
+)

@@ -29,8 +29,7 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     """A display or a result, in all formats that the code made."""
 
     data: Annotated[
-        dict[str, Any],
-        Meta(description="The formats by MIME type; binary formats as base64."),
+        dict[str, Any], Meta(description="The formats by MIME type; binary formats as base64.")
     ]
     metadata: Annotated[dict[str, Any], Meta(description="Remarks on the formats.")]
     display_id: Annotated[
@@ -51,8 +50,7 @@ class DisplayShownEvent(msgspec.Struct, frozen=True, kw_only=True):
     """The cell has displayed something."""
 
     data: Annotated[
-        dict[str, Any],
-        Meta(description="The formats by MIME type; binary formats as base64."),
+        dict[str, Any], Meta(description="The formats by MIME type; binary formats as base64.")
     ]
     metadata: Annotated[dict[str, Any], Meta(description="Remarks on the formats.")]
     display_id: Annotated[
@@ -68,8 +66,7 @@ class ResultEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     execution_count: Annotated[int, Meta(description="The number of the cell.")]
     data: Annotated[
-        dict[str, Any],
-        Meta(description="The formats by MIME type; binary formats as base64."),
+        dict[str, Any], Meta(description="The formats by MIME type; binary formats as base64.")
     ]
     metadata: Annotated[dict[str, Any], Meta(description="Remarks on the formats.")]
     display_id: Annotated[None, Meta(description="A result has none.")]

@@ -15,7 +15,7 @@ from execd.api.v1.attach import SIGNAL_RULE, SOCKET, AttachQuery, attach
 
 # msgspec reads the annotations at run time.
 from execd.api.v1.execution_types import ExecutionReply, WrittenReply
-from execd.api.v1.executions import ExecutionView, execution_of, reply_now
+from execd.api.v1.executions import EXECUTION_ROUTE, ExecutionView, execution_of, reply_now
 from execd.api.wire.body import body_chunks, read_body
 from execd.api.wire.early_headers import EarlyHeaders
 from execd.api.wire.fields import NoQuery, parse_json, parse_query
@@ -61,80 +61,6 @@ class KillRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 SIGNAL = msgspec.json.Decoder(SignalRequest)
 RESIZE = msgspec.json.Decoder(ResizeRequest)
 KILL = msgspec.json.Decoder(KillRequest)
-
-
-def routes() -> list[Route]:
-    one = "/v1/executions/{id}"
-    return [
-        Route(
-            method="POST",
-            path=f"{one}/stdin",
-            handler=write_stdin,
-            name="write_stdin",
-            summary="Give a program input, and end the input",
-            query=InputQuery,
-            body=(BYTES,),
-            is_body_optional=True,
-            replies={200: (WrittenReply,)},
-            errors=(NotFound, Conflict, ResourceExhausted),
-        ),
-        Route(
-            method="POST",
-            path=f"{one}/input",
-            handler=give_input,
-            name="give_execution_input",
-            summary="Give a program a text as input",
-            query=NoQuery,
-            body=(execution_request.InputBody,),
-            replies={200: (WrittenReply,)},
-            errors=(NotFound, Conflict, ResourceExhausted),
-        ),
-        Route(
-            method="POST",
-            path=f"{one}/signal",
-            handler=send_signal,
-            name="signal_execution",
-            summary="Send a signal to a program",
-            query=NoQuery,
-            body=(SignalRequest,),
-            replies={204: ()},
-            errors=(NotFound, Conflict, ResourceExhausted),
-        ),
-        Route(
-            method="POST",
-            path=f"{one}/kill",
-            handler=kill,
-            name="kill_execution",
-            summary="End all processes of a command or cell, and keep the record",
-            query=ExecutionView,
-            body=(KillRequest,),
-            is_body_optional=True,
-            replies={200: (ExecutionReply,), 202: (ExecutionReply,)},
-            errors=(NotFound, ResourceExhausted),
-        ),
-        Route(
-            method="POST",
-            path=f"{one}/resize",
-            handler=resize,
-            name="resize_terminal",
-            summary="Set the size of a terminal",
-            query=NoQuery,
-            body=(ResizeRequest,),
-            replies={204: ()},
-            errors=(NotFound, Conflict, ResourceExhausted),
-        ),
-        Route(
-            method="GET",
-            path=f"{one}/attach",
-            handler=attach,
-            name="attach_terminal",
-            summary="A WebSocket with a terminal, or with stdin and stdout",
-            query=AttachQuery,
-            replies={101: ()},
-            socket=SOCKET,
-            errors=(NotFound, ResourceExhausted),
-        ),
-    ]
 
 
 async def write_stdin(request: web.Request) -> web.StreamResponse:
@@ -210,3 +136,75 @@ async def kill(request: web.Request) -> web.StreamResponse:
 async def _body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T:
     parse_query(request.query, NoQuery)
     return parse_json(await read_body(request), decoder)
+
+
+ROUTES = (
+    Route(
+        method="POST",
+        path=f"{EXECUTION_ROUTE}/stdin",
+        handler=write_stdin,
+        name="write_stdin",
+        summary="Give a program input, and end the input",
+        query=InputQuery,
+        body=(BYTES,),
+        is_body_optional=True,
+        replies={200: (WrittenReply,)},
+        errors=(NotFound, Conflict, ResourceExhausted),
+    ),
+    Route(
+        method="POST",
+        path=f"{EXECUTION_ROUTE}/input",
+        handler=give_input,
+        name="give_execution_input",
+        summary="Give a program a text as input",
+        query=NoQuery,
+        body=(execution_request.InputBody,),
+        replies={200: (WrittenReply,)},
+        errors=(NotFound, Conflict, ResourceExhausted),
+    ),
+    Route(
+        method="POST",
+        path=f"{EXECUTION_ROUTE}/signal",
+        handler=send_signal,
+        name="signal_execution",
+        summary="Send a signal to a program",
+        query=NoQuery,
+        body=(SignalRequest,),
+        replies={204: ()},
+        errors=(NotFound, Conflict, ResourceExhausted),
+    ),
+    Route(
+        method="POST",
+        path=f"{EXECUTION_ROUTE}/kill",
+        handler=kill,
+        name="kill_execution",
+        summary="End all processes of a command or cell, and keep the record",
+        query=ExecutionView,
+        body=(KillRequest,),
+        is_body_optional=True,
+        replies={200: (ExecutionReply,), 202: (ExecutionReply,)},
+        errors=(NotFound, ResourceExhausted),
+    ),
+    Route(
+        method="POST",
+        path=f"{EXECUTION_ROUTE}/resize",
+        handler=resize,
+        name="resize_terminal",
+        summary="Set the size of a terminal",
+        query=NoQuery,
+        body=(ResizeRequest,),
+        replies={204: ()},
+        errors=(NotFound, Conflict, ResourceExhausted),
+    ),
+    Route(
+        method="GET",
+        path=f"{EXECUTION_ROUTE}/attach",
+        handler=attach,
+        name="attach_terminal",
+        summary="A WebSocket with a terminal, or with stdin and stdout",
+        query=AttachQuery,
+        replies={101: ()},
+        socket=SOCKET,
+        errors=(NotFound, ResourceExhausted),
+    ),
+)

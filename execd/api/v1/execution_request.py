@@ -45,32 +45,27 @@ class LimitsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Meta(description="CPU time of each process: SIGXCPU, and SIGKILL a second later."),
     ] = None
     memory_bytes: Annotated[
-        Count | None,
-        Meta(description="Memory of the whole tree: more ends the tree."),
+        Count | None, Meta(description="Memory of the whole tree: more ends the tree.")
     ] = None
     processes: Annotated[
         Count | None,
         Meta(description="Processes and threads of the whole tree: one more ends the tree."),
     ] = None
     address_space_bytes: Annotated[
-        Count | None,
-        Meta(description="Address space of each process: allocations fail."),
+        Count | None, Meta(description="Address space of each process: allocations fail.")
     ] = None
     file_size_bytes: Annotated[
-        Count | None,
-        Meta(description="Size of a file that a process writes: SIGXFSZ."),
+        Count | None, Meta(description="Size of a file that a process writes: SIGXFSZ.")
     ] = None
     open_files: Annotated[
-        Count | None,
-        Meta(description="Open files of each process: new descriptors fail."),
+        Count | None, Meta(description="Open files of each process: new descriptors fail.")
     ] = None
     reply_bytes: Annotated[
         Bytes | None,
         Meta(description="Output of each stream in one reply: the middle is left out."),
     ] = None
     log_bytes: Annotated[
-        Bytes | None,
-        Meta(description="Output of each stream kept on disk: the middle is lost."),
+        Bytes | None, Meta(description="Output of each stream kept on disk: the middle is lost.")
     ] = None
 
 
@@ -88,8 +83,7 @@ class ExecutionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         str | None, Meta(description="The text for a shell. Either `command` or `argv` is needed.")
     ] = None
     argv: Annotated[
-        tuple[str, ...] | None,
-        Meta(description="The program and its arguments, without a shell."),
+        tuple[str, ...] | None, Meta(description="The program and its arguments, without a shell.")
     ] = None
     shell: Annotated[
         str | tuple[str, ...] | None,
@@ -99,8 +93,7 @@ class ExecutionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         ),
     ] = None
     language: Annotated[
-        Language | None,
-        Meta(description="`command` is Python: short for the shell `python -c`."),
+        Language | None, Meta(description="`command` is Python: short for the shell `python -c`.")
     ] = None
     """None after ``parse``."""
     cwd: Annotated[
@@ -265,13 +258,17 @@ def to_command(
         terminal=asked.pty,
         timeout_seconds=math.inf if asked.timeout_seconds is None else asked.timeout_seconds,
         no_output_timeout_seconds=asked.no_output_timeout_seconds,
-        limits=Limits() if asked.limits is None else Limits(**msgspec.structs.asdict(asked.limits)),
+        limits=parse_limits(asked.limits),
         kill_on_output_limit=asked.on_output_limit == "kill",
         on_disconnect=asked.on_disconnect,
         detached=bool(asked.detach),
         user=asked.user,
         origin=origin,
     )
+
+
+def parse_limits(asked: LimitsRequest | None) -> Limits:
+    return Limits() if asked is None else Limits(**msgspec.structs.asdict(asked))
 
 
 DEFAULTS = {

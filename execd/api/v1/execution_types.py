@@ -48,52 +48,28 @@ class UsageReply(msgspec.Struct, frozen=True, kw_only=True):
     """The resources of a program and of the children that the program waited for. Of a cell: from
     10 ms after its start on, in ticks of the kernel's clock. Null: not known."""
 
-    user_seconds: Annotated[
-        float | None,
-        Meta(description="CPU time in user mode."),
-    ]
-    system_seconds: Annotated[
-        float | None,
-        Meta(description="CPU time in the kernel."),
-    ]
+    user_seconds: Annotated[float | None, Meta(description="CPU time in user mode.")]
+    system_seconds: Annotated[float | None, Meta(description="CPU time in the kernel.")]
     max_rss_bytes: Annotated[
-        int | None,
-        Meta(description="The resident memory of the largest process, at its peak."),
+        int | None, Meta(description="The resident memory of the largest process, at its peak.")
     ]
     peak_tree_bytes: Annotated[
-        int | None,
-        Meta(description="The largest sum over the tree, as sampled."),
+        int | None, Meta(description="The largest sum over the tree, as sampled.")
     ]
     processes: Annotated[
-        int | None,
-        Meta(description="The number of processes, as sampled: a lower bound."),
+        int | None, Meta(description="The number of processes, as sampled: a lower bound.")
     ]
-    output_bytes: Annotated[
-        int,
-        Meta(description="The bytes of stdout and stderr."),
-    ]
+    output_bytes: Annotated[int, Meta(description="The bytes of stdout and stderr.")]
 
 
 class StreamTruncation(msgspec.Struct, frozen=True, kw_only=True):
     """The bytes of a stream that the reply does not have. Null: not known, because a restart of the
     daemon ended the execution."""
 
-    total_bytes: Annotated[
-        int | None,
-        Meta(description="The bytes of the whole stream."),
-    ]
-    head_bytes: Annotated[
-        int,
-        Meta(description="The bytes before the omitted ones."),
-    ]
-    omitted_bytes: Annotated[
-        int | None,
-        Meta(description="The number of omitted bytes."),
-    ]
-    url: Annotated[
-        str,
-        Meta(description="The path of the bytes on disk."),
-    ]
+    total_bytes: Annotated[int | None, Meta(description="The bytes of the whole stream.")]
+    head_bytes: Annotated[int, Meta(description="The bytes before the omitted ones.")]
+    omitted_bytes: Annotated[int | None, Meta(description="The number of omitted bytes.")]
+    url: Annotated[str, Meta(description="The path of the bytes on disk.")]
     disk_failure: Annotated[
         str | UnsetType,
         Meta(
@@ -106,30 +82,21 @@ class StreamTruncation(msgspec.Struct, frozen=True, kw_only=True):
 class DisplaysTruncation(msgspec.Struct, frozen=True, kw_only=True):
     """The displays that a restart of the daemon has lost."""
 
-    total_bytes: Annotated[
-        int,
-        Meta(description="The bytes of all displays."),
-    ]
-    omitted_bytes: Annotated[
-        int,
-        Meta(description="The bytes of the lost displays."),
-    ]
+    total_bytes: Annotated[int, Meta(description="The bytes of all displays.")]
+    omitted_bytes: Annotated[int, Meta(description="The bytes of the lost displays.")]
 
 
 class ExecutionTruncation(msgspec.Struct, frozen=True, kw_only=True):
     """What the reply does not have. A part that is whole is absent."""
 
     stdout: Annotated[
-        StreamTruncation | UnsetType,
-        Meta(description="The missing bytes of stdout."),
+        StreamTruncation | UnsetType, Meta(description="The missing bytes of stdout.")
     ] = UNSET
     stderr: Annotated[
-        StreamTruncation | UnsetType,
-        Meta(description="The missing bytes of stderr."),
+        StreamTruncation | UnsetType, Meta(description="The missing bytes of stderr.")
     ] = UNSET
     displays: Annotated[
-        DisplaysTruncation | UnsetType,
-        Meta(description="The missing displays."),
+        DisplaysTruncation | UnsetType, Meta(description="The missing displays.")
     ] = UNSET
 
 
@@ -179,8 +146,7 @@ class ExecutionSummary(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ]
     execution_id: Annotated[
-        str | UnsetType,
-        Meta(description="Another word for `id`. Only of cells."),
+        str | UnsetType, Meta(description="Another word for `id`. Only of cells.")
     ] = UNSET
     session_id: SessionName = UNSET
     generation: Generation = UNSET
@@ -191,25 +157,14 @@ class ExecutionSummary(msgspec.Struct, frozen=True, kw_only=True):
     started_by: WayOfStart = UNSET
     cwd: WorkingDirectory
     limits: AppliedLimits
-    pid: Annotated[
-        int | None,
-        Meta(description="The process, as user code sees its pid."),
-    ]
-    created_at: Annotated[
-        str,
-        Meta(description="The time of the request, RFC 3339 in UTC."),
-    ]
+    pid: Annotated[int | None, Meta(description="The process, as user code sees its pid.")]
+    created_at: Annotated[str, Meta(description="The time of the request, RFC 3339 in UTC.")]
     started_at: Annotated[
-        str | None,
-        Meta(description="The start of the program, RFC 3339 in UTC."),
+        str | None, Meta(description="The start of the program, RFC 3339 in UTC.")
     ]
-    ended_at: Annotated[
-        str | None,
-        Meta(description="The end, RFC 3339 in UTC."),
-    ]
+    ended_at: Annotated[str | None, Meta(description="The end, RFC 3339 in UTC.")]
     duration_seconds: Annotated[
-        float | None,
-        Meta(description="Time from the start of the program to the end."),
+        float | None, Meta(description="Time from the start of the program to the end.")
     ]
     exit_code: Annotated[
         int | None,
@@ -219,28 +174,20 @@ class ExecutionSummary(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ]
     signal: Annotated[
-        str | None,
-        Meta(description="The signal that ended the program, for example `SIGKILL`."),
+        str | None, Meta(description="The signal that ended the program, for example `SIGKILL`.")
     ]
     exit_reason: Annotated[
-        ExitReason | None,
-        Meta(description="How the execution ended. Null before the end."),
+        ExitReason | None, Meta(description="How the execution ended. Null before the end.")
     ]
     message: Annotated[
-        str | None,
-        Meta(description="The reason in words, unless the program ended by itself."),
+        str | None, Meta(description="The reason in words, unless the program ended by itself.")
     ]
     usage: Annotated[
-        UsageReply | None,
-        Meta(description="The resources that were used. Null before the end."),
+        UsageReply | None, Meta(description="The resources that were used. Null before the end.")
     ]
-    killed: Annotated[
-        int | None,
-        Meta(description="The number of processes that needed SIGKILL."),
-    ]
+    killed: Annotated[int | None, Meta(description="The number of processes that needed SIGKILL.")]
     timed_out: Annotated[
-        bool,
-        Meta(description="Whether the reason is `timeout` or `no_output_timeout`."),
+        bool, Meta(description="Whether the reason is `timeout` or `no_output_timeout`.")
     ]
     survivors: Annotated[
         list[int] | None,
@@ -280,10 +227,7 @@ class ExecutionItem(ExecutionSummary, frozen=True, kw_only=True):
 class ExecutionsReply(msgspec.Struct, frozen=True, kw_only=True):
     """A page of executions."""
 
-    items: Annotated[
-        list[ExecutionItem],
-        Meta(description="The executions, newest first."),
-    ]
+    items: Annotated[list[ExecutionItem], Meta(description="The executions, newest first.")]
     next_cursor: Annotated[
         str | None, Meta(description="The `cursor` of the next page; null: this page is the last.")
     ]
@@ -292,21 +236,17 @@ class ExecutionsReply(msgspec.Struct, frozen=True, kw_only=True):
 class ExecutionReply(ExecutionSummary, frozen=True, kw_only=True):
     """A command or a cell, with the output so far."""
 
-    stdout: Annotated[
-        str | UnsetType,
-        Meta(description="Text. Absent with `encoding=base64`."),
-    ] = UNSET
-    stderr: Annotated[
-        str | UnsetType,
-        Meta(description="Text. Absent with `encoding=base64`."),
-    ] = UNSET
+    stdout: Annotated[str | UnsetType, Meta(description="Text. Absent with `encoding=base64`.")] = (
+        UNSET
+    )
+    stderr: Annotated[str | UnsetType, Meta(description="Text. Absent with `encoding=base64`.")] = (
+        UNSET
+    )
     stdout_base64: Annotated[
-        str | UnsetType,
-        Meta(description="Bytes with `encoding=base64`, else absent."),
+        str | UnsetType, Meta(description="Bytes with `encoding=base64`, else absent.")
     ] = UNSET
     stderr_base64: Annotated[
-        str | UnsetType,
-        Meta(description="Bytes with `encoding=base64`, else absent."),
+        str | UnsetType, Meta(description="Bytes with `encoding=base64`, else absent.")
     ] = UNSET
     result: Annotated[
         cell_reply.Bundle | UnsetType | None,
@@ -337,6 +277,5 @@ class WrittenReply(msgspec.Struct, frozen=True, kw_only=True):
     """The effect of an input."""
 
     written_bytes: Annotated[
-        int,
-        Meta(description="The number of bytes that the program, or its pipe, has taken."),
+        int, Meta(description="The number of bytes that the program, or its pipe, has taken.")
     ]

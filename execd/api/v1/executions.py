@@ -35,10 +35,9 @@ from execd.api.wire.downloads import CHUNK_BYTES, parse_range
 from execd.api.wire.early_headers import EarlyHeaders
 from execd.api.wire.fields import NoQuery, parse_query
 from execd.api.wire.keys import ENGINE
-from execd.api.wire.origins import note_started, origin_of
+from execd.api.wire.origins import note_started, origin_of, trace_environment
 from execd.api.wire.replies import json_reply
 from execd.api.wire.route import BYTES, Route
-from execd.api.wire.tracing import trace_environment
 from execd.engine.executions.submission import Submission
 from execd.errors import (
     Conflict,
@@ -124,82 +123,6 @@ class ExecutionsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         str | None,
         Meta(description="The `next_cursor` of the page before. Absent: the first page."),
     ] = None
-
-
-def routes() -> list[Route]:
-    one = "/v1/executions/{id}"
-    return [
-        Route(
-            method="POST",
-            path="/v1/executions",
-            handler=create,
-            name="run_command",
-            summary="Run a command",
-            query=ExecutionView,
-            headers=("Idempotency-Key", "Last-Event-ID", "traceparent"),
-            body=(execution_request.ExecutionRequest,),
-            replies={200: (ExecutionReply,), 202: (ExecutionReply,), 204: ()},
-            reply_headers=("Location", "Idempotent-Replayed"),
-            events=EVENTS,
-            errors=(NotFound, Conflict, Gone, IdempotencyMismatch, ResourceExhausted),
-        ),
-        Route(
-            method="GET",
-            path="/v1/executions",
-            handler=list_executions,
-            name="list_executions",
-            summary="List commands and cells, newest first",
-            query=ExecutionsQuery,
-            replies={200: (ExecutionsReply,)},
-        ),
-        Route(
-            method="GET",
-            path=one,
-            handler=show,
-            name="get_execution",
-            summary="One command or cell, with its output",
-            query=WaitingView,
-            replies={200: (ExecutionReply,)},
-            errors=(NotFound, ResourceExhausted),
-        ),
-        Route(
-            method="DELETE",
-            path=one,
-            handler=delete,
-            name="delete_execution",
-            summary="End a command or cell, and forget the record",
-            query=NoQuery,
-            replies={204: ()},
-            errors=(NotFound,),
-        ),
-        Route(
-            method="GET",
-            path=f"{one}/events",
-            handler=events,
-            name="stream_execution",
-            summary="Stream the output and the end of a command or cell",
-            query=ExecutionEventsQuery,
-            headers=("Last-Event-ID",),
-            replies={204: ()},
-            events={**EVENTS, "part": execution_events.PartEvent},
-            errors=(NotFound, Gone, ResourceExhausted),
-        ),
-        *(
-            Route(
-                method="GET",
-                path=f"{one}/{stream}",
-                handler=functools.partial(output, stream=stream),
-                name=f"read_{stream}",
-                summary=f"The bytes of {stream}",
-                query=NoQuery,
-                headers=("Range",),
-                replies={200: (BYTES,), 206: (BYTES,)},
-                reply_headers=("Accept-Ranges", "Content-Range"),
-                errors=(NotFound, RangeNotSatisfiable),
-            )
-            for stream in STREAMS
-        ),
-    ]
 
 
 def execution_of(request: web.Request) -> Execution:
@@ -350,7 +273,6 @@ async def stream_events(
             request,
             encoder,
             rendered,
-            stall_seconds=config.stream_stall_seconds,
             on_stall=attachment.excuse,
             headers=headers,
         )
@@ -400,7 +322,7 @@ async def output(request: web.Request, stream: Stream) -> web.StreamResponse:
     response.content_length = stop - start
     await response.prepare(request)
     if request.method == "GET":
-        with streams.abort_when_stalled(request, request.app[ENGINE].config.stream_stall_seconds):
+        with streams.abort_when_stalled(request):
             while start < stop:
                 end = min(stop, start + CHUNK_BYTES)
                 try:
@@ -435,3 +357,78 @@ async def delete(request: web.Request) -> web.StreamResponse:
     parse_query(request.query, NoQuery)
     await request.app[ENGINE].forget(execution_of(request))
     return web.Response(status=204)
+
+
+EXECUTION_ROUTE = "/v1/executions/{id}"
+ROUTES = (
+    Route(
+        method="POST",
+        path="/v1/executions",
+        handler=create,
+        name="run_command",
+        summary="Run a command",
+        query=ExecutionView,
+        headers=("Idempotency-Key", "Last-Event-ID", "traceparent"),
+        body=(execution_request.ExecutionRequest,),
+        replies={200: (ExecutionReply,), 202: (ExecutionReply,), 204: ()},
+        reply_headers=("Location", "Idempotent-Replayed"),
+        events=EVENTS,
+        errors=(NotFound, Conflict, Gone, IdempotencyMismatch, ResourceExhausted),
+    ),
+    Route(
+        method="GET",
+        path="/v1/executions",
+        handler=list_executions,
+        name="list_executions",
+        summary="List commands and cells, newest first",
+        query=ExecutionsQuery,
+        replies={200: (ExecutionsReply,)},
+    ),
+    Route(
+        method="GET",
+        path=EXECUTION_ROUTE,
+        handler=show,
+        name="get_execution",
+        summary="One command or cell, with its output",
+        query=WaitingView,
+        replies={200: (ExecutionReply,)},
+        errors=(NotFound, ResourceExhausted),
+    ),
+    Route(
+        method="DELETE",
+        path=EXECUTION_ROUTE,
+        handler=delete,
+        name="delete_execution",
+        summary="End a command or cell, and forget the record",
+        query=NoQuery,
+        replies={204: ()},
+        errors=(NotFound,),
+    ),
+    Route(
+        method="GET",
+        path=f"{EXECUTION_ROUTE}/events",
+        handler=events,
+        name="stream_execution",
+        summary="Stream the output and the end of a command or cell",
+        query=ExecutionEventsQuery,
+        headers=("Last-Event-ID",),
+        replies={204: ()},
+        events={**EVENTS, "part": execution_events.PartEvent},
+        errors=(NotFound, Gone, ResourceExhausted),
+    ),
+    *(
+        Route(
+            method="GET",
+            path=f"{EXECUTION_ROUTE}/{stream}",
+            handler=functools.partial(output, stream=stream),
+            name=f"read_{stream}",
+            summary=f"The bytes of {stream}",
+            query=NoQuery,
+            headers=("Range",),
+            replies={200: (BYTES,), 206: (BYTES,)},
+            reply_headers=("Accept-Ranges", "Content-Range"),
+            errors=(NotFound, RangeNotSatisfiable),
+        )
+        for stream in STREAMS
+    ),
+)

@@ -77,8 +77,7 @@ class MoveRequest(Request, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     src: Annotated[str, Meta(description=PATH)]
     dest: Annotated[
-        str,
-        Meta(description="The new name itself, never a directory to put `src` into."),
+        str, Meta(description="The new name itself, never a directory to put `src` into.")
     ]
     overwrite: Annotated[bool, Meta(description="Replace files that exist at `dest`.")] = False
 
@@ -113,57 +112,6 @@ MKDIR = msgspec.json.Decoder(MkdirRequest)
 MOVE = msgspec.json.Decoder(MoveRequest)
 CHMOD = msgspec.json.Decoder(ChmodRequest)
 SEARCH = msgspec.json.Decoder(SearchRequest)
-
-
-def routes() -> list[Route]:
-    return [
-        Route(
-            method="GET",
-            path="/v1/fs/stat",
-            handler=show,
-            name="stat_path",
-            summary="The facts of one path",
-            query=StatQuery,
-            replies={200: (DescriptionReply,)},
-            errors=(NotFound, Conflict, ResourceExhausted),
-        ),
-        *(
-            Route(
-                method="POST",
-                path=f"/v1/fs/{handler.__name__}",
-                handler=handler,
-                name=name,
-                summary=summary,
-                query=NoQuery,
-                body=(body,),
-                replies={200: (reply,)},
-                errors=(NotFound, Conflict, ResourceExhausted, NoSpace, ReadOnly),
-            )
-            for name, handler, body, reply, summary in (
-                ("make_directory", mkdir, MkdirRequest, DescriptionReply, "Make a directory"),
-                ("move_path", move, MoveRequest, DescriptionReply, "Rename a file or directory"),
-                ("copy_path", copy, MoveRequest, CopyReply, "Copy a file or directory"),
-                (
-                    "change_mode",
-                    chmod,
-                    ChmodRequest,
-                    DescriptionReply,
-                    "Set the mode of a path",
-                ),
-            )
-        ),
-        Route(
-            method="POST",
-            path="/v1/fs/search",
-            handler=search,
-            name="search_paths",
-            summary="Find paths by a pattern",
-            query=NoQuery,
-            body=(SearchRequest,),
-            replies={200: (SearchReply,)},
-            errors=(NotFound, Conflict, ResourceExhausted),
-        ),
-    ]
 
 
 async def show(request: web.Request) -> web.StreamResponse:
@@ -234,3 +182,53 @@ async def _body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T:
 
 async def _description_reply(files: Files, path: str) -> web.Response:
     return json_reply(description_reply(await files.describe(path, follow=False)))
+
+
+ROUTES = (
+    Route(
+        method="GET",
+        path="/v1/fs/stat",
+        handler=show,
+        name="stat_path",
+        summary="The facts of one path",
+        query=StatQuery,
+        replies={200: (DescriptionReply,)},
+        errors=(NotFound, Conflict, ResourceExhausted),
+    ),
+    *(
+        Route(
+            method="POST",
+            path=f"/v1/fs/{handler.__name__}",
+            handler=handler,
+            name=name,
+            summary=summary,
+            query=NoQuery,
+            body=(body,),
+            replies={200: (reply,)},
+            errors=(NotFound, Conflict, ResourceExhausted, NoSpace, ReadOnly),
+        )
+        for name, handler, body, reply, summary in (
+            ("make_directory", mkdir, MkdirRequest, DescriptionReply, "Make a directory"),
+            ("move_path", move, MoveRequest, DescriptionReply, "Rename a file or directory"),
+            ("copy_path", copy, MoveRequest, CopyReply, "Copy a file or directory"),
+            (
+                "change_mode",
+                chmod,
+                ChmodRequest,
+                DescriptionReply,
+                "Set the mode of a path",
+            ),
+        )
+    ),
+    Route(
+        method="POST",
+        path="/v1/fs/search",
+        handler=search,
+        name="search_paths",
+        summary="Find paths by a pattern",
+        query=NoQuery,
+        body=(SearchRequest,),
+        replies={200: (SearchReply,)},
+        errors=(NotFound, Conflict, ResourceExhausted),
+    ),
+)

@@ -141,8 +141,7 @@ class SearchReply(msgspec.Struct, frozen=True, kw_only=True):
     path: PathBelowRoot
     path_percent_encoded: PercentEncodedPath = UNSET
     items: Annotated[
-        list[SearchItem],
-        Meta(description="The matches by name, a directory before its content."),
+        list[SearchItem], Meta(description="The matches by name, a directory before its content.")
     ]
     truncated: Annotated[
         SearchTruncation | None,
@@ -183,8 +182,7 @@ class FileChange(msgspec.Struct, frozen=True, kw_only=True):
 
     type: Annotated[ChangeKind, Meta(description="The kind of the change.")]
     path: Annotated[
-        str,
-        Meta(description="The path after the changes, relative to the watched directory."),
+        str, Meta(description="The path after the changes, relative to the watched directory.")
     ]
     path_percent_encoded: PercentEncodedPath = UNSET
     is_directory: Annotated[bool, Meta(description="Whether the path is a directory.")]

@@ -22,10 +22,9 @@ from msgspec import Meta
 from execd.api.v1.file_reply import ListingReply, entry_reply
 from execd.api.wire import multipart, validators
 from execd.api.wire.body import form_events, upload_chunks
-from execd.api.wire.downloads import FILE_HEADERS, send_file
+from execd.api.wire.downloads import FILE_HEADERS, send_file, send_listing
 from execd.api.wire.fields import parse_query
 from execd.api.wire.keys import ENGINE
-from execd.api.wire.listings import send_listing
 from execd.api.wire.replies import replace_surrogates
 from execd.api.wire.route import BYTES, FORM, PATH, Route
 from execd.api.wire.targets import path_below, query_of, raw_path_of
@@ -84,8 +83,7 @@ class PutQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         bool, Meta(description="Add the body to the end of the file, instead of replacing it.")
     ] = False
     offset: Annotated[
-        Offset | None,
-        Meta(description="Write the body at this place of the file, in bytes."),
+        Offset | None, Meta(description="Write the body at this place of the file, in bytes.")
     ] = None
 
 
@@ -94,7 +92,7 @@ class DeleteQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         GoBool,
         Meta(
             description="Delete a directory with everything in it. Empty: false. The other "
-            "spellings of Go's `strconv.ParseBool` are accepted too.",
+            "spellings of Go's `strconv.ParseBool` are accepted too."
         ),
     ] = ""
 
@@ -114,14 +112,6 @@ class TreePutQuery(PutQuery, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 class TreeDeleteQuery(DeleteQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
     path: TreePath
-
-
-def routes() -> list[Route]:
-    return [
-        *_rows("base_dir", SANDBOXD_ROUTE, GetQuery, PutQuery, DeleteQuery),
-        *_rows("file", SANDBOXD_ROUTE + PATH, GetQuery, PutQuery, DeleteQuery),
-        *_rows("fs_file", TREE_ROUTE, TreeGetQuery, TreePutQuery, TreeDeleteQuery),
-    ]
 
 
 def _rows(
@@ -339,3 +329,10 @@ async def delete(request: web.Request) -> web.StreamResponse:
         precondition=validators.parse_precondition(request.headers),
     )
     return web.Response(status=204)
+
+
+ROUTES = (
+    *_rows("base_dir", SANDBOXD_ROUTE, GetQuery, PutQuery, DeleteQuery),
+    *_rows("file", SANDBOXD_ROUTE + PATH, GetQuery, PutQuery, DeleteQuery),
+    *_rows("fs_file", TREE_ROUTE, TreeGetQuery, TreePutQuery, TreeDeleteQuery),
+)

@@ -35,17 +35,10 @@ class RestoredReply(msgspec.Struct, frozen=True, kw_only=True):
     """The daemon knows of the restore."""
 
     instance_id: Annotated[
-        str,
-        Meta(description="The life of the daemon since the restore, as in `/v1/capabilities`."),
+        str, Meta(description="The life of the daemon since the restore, as in `/v1/capabilities`.")
     ]
-    restores: Annotated[
-        int,
-        Meta(description="How often the daemon was restored."),
-    ]
-    restored_at: Annotated[
-        str,
-        Meta(description="When the daemon noticed the restore (RFC 3339)."),
-    ]
+    restores: Annotated[int, Meta(description="How often the daemon was restored.")]
+    restored_at: Annotated[str, Meta(description="When the daemon noticed the restore (RFC 3339).")]
     cause: Annotated[
         str,
         Meta(
@@ -82,17 +75,16 @@ async def restored(request: web.Request) -> web.Response:
     )
 
 
-def routes() -> list[Route]:
-    return [
-        Route(
-            method="POST",
-            path="/v1/restored",
-            handler=restored,
-            name="report_restore",
-            summary="Report that the sandbox was restored from a checkpoint",
-            body=(RestoredRequest,),
-            is_body_optional=True,
-            replies={200: (RestoredReply,)},
-            errors=(Conflict,),
-        )
-    ]
+ROUTES = (
+    Route(
+        method="POST",
+        path="/v1/restored",
+        handler=restored,
+        name="report_restore",
+        summary="Report that the sandbox was restored from a checkpoint",
+        body=(RestoredRequest,),
+        is_body_optional=True,
+        replies={200: (RestoredReply,)},
+        errors=(Conflict,),
+    ),
+)

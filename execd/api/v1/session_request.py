@@ -9,12 +9,18 @@ import msgspec
 from msgspec import Meta
 
 # msgspec reads the annotations at run time.
-from execd.api.v1.execution_request import ID_RULE, Language, LimitsRequest, Seconds
+from execd.api.v1.execution_request import (
+    ID_RULE,
+    Language,
+    LimitsRequest,
+    Seconds,
+    parse_limits,
+)
 from execd.api.wire.fields import parse_json, without_defaults
 from execd.engine.executions.command import code_program
 from execd.engine.executions.submission import CellOptions
 from execd.errors import InvalidArgument
-from execd.model import NO_ORIGIN, Command, Limits
+from execd.model import NO_ORIGIN, Command
 
 if TYPE_CHECKING:
     from execd.model import Origin
@@ -62,8 +68,7 @@ class CellRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     language: Annotated[Language | None, Meta(description=LANGUAGE)] = None
     env: Annotated[dict[str, str] | None, Meta(description="Variables for this cell.")] = None
     limits: Annotated[
-        LimitsRequest | None,
-        Meta(description="Limits of a session that is made for the cell."),
+        LimitsRequest | None, Meta(description="Limits of a session that is made for the cell.")
     ] = None
     timeout_seconds: Annotated[
         Seconds | None,
@@ -114,8 +119,7 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     id: Annotated[str | None, Meta(description=f"The name of a single branch; {ID_RULE}")] = None
     count: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
-        Meta(description="The number of branches; null: 1."),
+        Annotated[int, Meta(ge=1)] | None, Meta(description="The number of branches; null: 1.")
     ] = None
 
 
@@ -124,8 +128,7 @@ class CompleteRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     code: Annotated[str, Meta(description="The code so far.")]
     cursor: Annotated[
-        Count | None,
-        Meta(description="The place to complete at, in characters; null: the end."),
+        Count | None, Meta(description="The place to complete at, in characters; null: the end.")
     ] = None
 
 
@@ -174,10 +177,6 @@ def to_options(asked: CellRequest, **of_session: Any) -> CellOptions:
         expect_generation=asked.expect_generation,
         allow_input=bool(asked.allow_input),
     )
-
-
-def parse_limits(asked: LimitsRequest | None) -> Limits:
-    return Limits() if asked is None else Limits(**msgspec.structs.asdict(asked))
 
 
 DEFAULTS = {

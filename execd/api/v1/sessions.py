@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from execd.api.v1 import session_events, session_request
 from execd.api.v1.execution_events import EVENTS
-from execd.api.v1.execution_request import INPUT, InputBody, idempotency_key
+from execd.api.v1.execution_request import INPUT, InputBody, idempotency_key, parse_limits
 from execd.api.v1.execution_types import ExecutionReply, WrittenReply
 from execd.api.v1.executions import (
     DEFAULT_PAGE,
@@ -88,168 +88,6 @@ class VariablesQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     )
 
 
-def routes() -> list[Route]:
-    one = "/v1/sessions/{id}"
-    of_a_cell = (
-        NotFound,
-        Conflict,
-        SessionBusy,
-        Gone,
-        PreconditionFailed,
-        IdempotencyMismatch,
-        ResourceExhausted,
-    )
-    # The router tries routes with the same beginning in order: the most frequent first.
-    return [
-        Route(
-            method="POST",
-            path=f"{one}/execute",
-            handler=execute,
-            name="run_cell",
-            summary="Run a cell in a session",
-            query=ExecuteQuery,
-            headers=("Idempotency-Key", "Last-Event-ID"),
-            body=(session_request.CellRequest,),
-            replies={200: (ExecutionReply,), 202: (ExecutionReply,), 204: ()},
-            reply_headers=("Location", "Idempotent-Replayed"),
-            events=EVENTS,
-            errors=of_a_cell,
-        ),
-        Route(
-            method="POST",
-            path="/v1/code",
-            handler=code,
-            name="run_code",
-            summary="Run code in a session of this name, or in a new session",
-            query=CodeQuery,
-            headers=("Idempotency-Key", "Last-Event-ID"),
-            body=(session_request.CodeRequest,),
-            replies={200: (ExecutionReply,), 202: (ExecutionReply,), 204: ()},
-            reply_headers=("Location", "Idempotent-Replayed"),
-            events=EVENTS,
-            errors=of_a_cell,
-        ),
-        Route(
-            method="POST",
-            path="/v1/sessions",
-            handler=create,
-            name="create_session",
-            summary="Make a Python session",
-            query=NoQuery,
-            body=(session_request.SessionRequest,),
-            is_body_optional=True,
-            replies={201: (SessionReply,)},
-            reply_headers=("Location",),
-            errors=(Conflict, ResourceExhausted),
-        ),
-        Route(
-            method="GET",
-            path="/v1/sessions",
-            handler=list_sessions,
-            name="list_sessions",
-            summary="List the sessions",
-            query=SessionsQuery,
-            replies={200: (SessionsReply,)},
-        ),
-        Route(
-            method="GET",
-            path=one,
-            handler=show,
-            name="get_session",
-            summary="One session",
-            query=NoQuery,
-            replies={200: (SessionReply,)},
-            errors=(NotFound,),
-        ),
-        Route(
-            method="DELETE",
-            path=one,
-            handler=delete,
-            name="delete_session",
-            summary="End a session, and forget the id",
-            query=NoQuery,
-            replies={204: ()},
-            errors=(NotFound,),
-        ),
-        Route(
-            method="POST",
-            path=f"{one}/interrupt",
-            handler=interrupt,
-            name="interrupt_session",
-            summary="Interrupt the running cell",
-            query=NoQuery,
-            replies={200: (InterruptReply,)},
-            errors=(NotFound, Conflict),
-        ),
-        Route(
-            method="POST",
-            path=f"{one}/restart",
-            handler=restart,
-            name="restart_session",
-            summary="Give a session a new interpreter, without state",
-            query=NoQuery,
-            replies={200: (SessionReply,)},
-            errors=(NotFound, Conflict, ResourceExhausted),
-        ),
-        Route(
-            method="POST",
-            path=f"{one}/input",
-            handler=give_input,
-            name="give_session_input",
-            summary="Answer the question of a cell",
-            query=NoQuery,
-            body=(InputBody,),
-            replies={200: (WrittenReply,)},
-            errors=(NotFound, Conflict),
-        ),
-        Route(
-            method="POST",
-            path=f"{one}/fork",
-            handler=fork,
-            name="fork_session",
-            summary="Branch the live state of a session into new sessions",
-            query=NoQuery,
-            body=(session_request.ForkRequest,),
-            is_body_optional=True,
-            replies={201: (ForkReply,)},
-            errors=(NotFound, Conflict, SessionBusy, ResourceExhausted),
-        ),
-        Route(
-            method="POST",
-            path=f"{one}/complete",
-            handler=complete,
-            name="complete_code",
-            summary="Complete code",
-            query=NoQuery,
-            body=(session_request.CompleteRequest,),
-            replies={200: (CompleteReply,)},
-            errors=(NotFound, Conflict, SessionBusy, ResourceExhausted),
-        ),
-        Route(
-            method="GET",
-            path=f"{one}/variables",
-            handler=variables,
-            name="list_variables",
-            summary="The variables of a session",
-            query=VariablesQuery,
-            replies={200: (VariablesReply,)},
-            errors=(NotFound, Conflict, SessionBusy, ResourceExhausted),
-        ),
-        Route(
-            method="GET",
-            path=f"{one}/events",
-            handler=events,
-            name="stream_session",
-            summary="Stream the states of a session, its cells and the output between cells",
-            query=EventsQuery,
-            headers=("Last-Event-ID",),
-            replies={},
-            events=session_events.EVENTS,
-            errors=(NotFound, Gone),
-        ),
-    ]
-
-
 def _session(request: web.Request) -> Session:
     return request.app[ENGINE].sessions.get(request.match_info["id"])
 
@@ -279,7 +117,7 @@ async def create(request: web.Request) -> web.StreamResponse:
         session_id=parsed.id,
         cwd=parsed.cwd,
         env=parsed.env,
-        limits=session_request.parse_limits(parsed.limits),
+        limits=parse_limits(parsed.limits),
     )
     reply = await session_reply(session, engine.config)
     return json_reply(reply, 201, {"Location": f"/v1/sessions/{session.id}"})
@@ -365,23 +203,14 @@ async def events(request: web.Request) -> web.StreamResponse:
     is deleted or the client leaves. The session does not notice its readers."""
     query = parse_query(request.query, EventsQuery)
     after = last_event_id(request.headers.get("Last-Event-ID"), query.after)
-    encoder = (
-        encoders.choose_encoder(request.headers.get("Accept", "")) or encoders.ServerSentEvents()
-    )
-    config = request.app[ENGINE].config
+    encoder = encoders.choose_stream_encoder(request.headers.get("Accept", ""))
+    heartbeat_seconds = request.app[ENGINE].config.stream_heartbeat_seconds
     followed = session_events.render_events(
-        _session(request), after, query.encoding, config.stream_heartbeat_seconds
+        _session(request), after, query.encoding, heartbeat_seconds
     )
     if request.method == "HEAD":
         return web.Response(content_type=encoder.content_type, charset=encoder.charset)
-    return await streams.send_events(
-        request,
-        encoder,
-        followed,
-        stall_seconds=config.stream_stall_seconds,
-        on_stall=lambda: None,
-        headers={},
-    )
+    return await streams.send_events(request, encoder, followed)
 
 
 # --- cells
@@ -451,3 +280,164 @@ async def _reply_to_cell(
     if detached:
         return await reply_now(request, execution, encoding, headers)
     return await reply_when_ended(request, execution, encoding, headers)
+
+
+SESSION_ROUTE = "/v1/sessions/{id}"
+CELL_ERRORS = (
+    NotFound,
+    Conflict,
+    SessionBusy,
+    Gone,
+    PreconditionFailed,
+    IdempotencyMismatch,
+    ResourceExhausted,
+)
+# The router tries routes with the same beginning in order: the most frequent first.
+ROUTES = (
+    Route(
+        method="POST",
+        path=f"{SESSION_ROUTE}/execute",
+        handler=execute,
+        name="run_cell",
+        summary="Run a cell in a session",
+        query=ExecuteQuery,
+        headers=("Idempotency-Key", "Last-Event-ID"),
+        body=(session_request.CellRequest,),
+        replies={200: (ExecutionReply,), 202: (ExecutionReply,), 204: ()},
+        reply_headers=("Location", "Idempotent-Replayed"),
+        events=EVENTS,
+        errors=CELL_ERRORS,
+    ),
+    Route(
+        method="POST",
+        path="/v1/code",
+        handler=code,
+        name="run_code",
+        summary="Run code in a session of this name, or in a new session",
+        query=CodeQuery,
+        headers=("Idempotency-Key", "Last-Event-ID"),
+        body=(session_request.CodeRequest,),
+        replies={200: (ExecutionReply,), 202: (ExecutionReply,), 204: ()},
+        reply_headers=("Location", "Idempotent-Replayed"),
+        events=EVENTS,
+        errors=CELL_ERRORS,
+    ),
+    Route(
+        method="POST",
+        path="/v1/sessions",
+        handler=create,
+        name="create_session",
+        summary="Make a Python session",
+        query=NoQuery,
+        body=(session_request.SessionRequest,),
+        is_body_optional=True,
+        replies={201: (SessionReply,)},
+        reply_headers=("Location",),
+        errors=(Conflict, ResourceExhausted),
+    ),
+    Route(
+        method="GET",
+        path="/v1/sessions",
+        handler=list_sessions,
+        name="list_sessions",
+        summary="List the sessions",
+        query=SessionsQuery,
+        replies={200: (SessionsReply,)},
+    ),
+    Route(
+        method="GET",
+        path=SESSION_ROUTE,
+        handler=show,
+        name="get_session",
+        summary="One session",
+        query=NoQuery,
+        replies={200: (SessionReply,)},
+        errors=(NotFound,),
+    ),
+    Route(
+        method="DELETE",
+        path=SESSION_ROUTE,
+        handler=delete,
+        name="delete_session",
+        summary="End a session, and forget the id",
+        query=NoQuery,
+        replies={204: ()},
+        errors=(NotFound,),
+    ),
+    Route(
+        method="POST",
+        path=f"{SESSION_ROUTE}/interrupt",
+        handler=interrupt,
+        name="interrupt_session",
+        summary="Interrupt the running cell",
+        query=NoQuery,
+        replies={200: (InterruptReply,)},
+        errors=(NotFound, Conflict),
+    ),
+    Route(
+        method="POST",
+        path=f"{SESSION_ROUTE}/restart",
+        handler=restart,
+        name="restart_session",
+        summary="Give a session a new interpreter, without state",
+        query=NoQuery,
+        replies={200: (SessionReply,)},
+        errors=(NotFound, Conflict, ResourceExhausted),
+    ),
+    Route(
+        method="POST",
+        path=f"{SESSION_ROUTE}/input",
+        handler=give_input,
+        name="give_session_input",
+        summary="Answer the question of a cell",
+        query=NoQuery,
+        body=(InputBody,),
+        replies={200: (WrittenReply,)},
+        errors=(NotFound, Conflict),
+    ),
+    Route(
+        method="POST",
+        path=f"{SESSION_ROUTE}/fork",
+        handler=fork,
+        name="fork_session",
+        summary="Branch the live state of a session into new sessions",
+        query=NoQuery,
+        body=(session_request.ForkRequest,),
+        is_body_optional=True,
+        replies={201: (ForkReply,)},
+        errors=(NotFound, Conflict, SessionBusy, ResourceExhausted),
+    ),
+    Route(
+        method="POST",
+        path=f"{SESSION_ROUTE}/complete",
+        handler=complete,
+        name="complete_code",
+        summary="Complete code",
+        query=NoQuery,
+        body=(session_request.CompleteRequest,),
+        replies={200: (CompleteReply,)},
+        errors=(NotFound, Conflict, SessionBusy, ResourceExhausted),
+    ),
+    Route(
+        method="GET",
+        path=f"{SESSION_ROUTE}/variables",
+        handler=variables,
+        name="list_variables",
+        summary="The variables of a session",
+        query=VariablesQuery,
+        replies={200: (VariablesReply,)},
+        errors=(NotFound, Conflict, SessionBusy, ResourceExhausted),
+    ),
+    Route(
+        method="GET",
+        path=f"{SESSION_ROUTE}/events",
+        handler=events,
+        name="stream_session",
+        summary="Stream the states of a session, its cells and the output between cells",
+        query=EventsQuery,
+        headers=("Last-Event-ID",),
+        replies={},
+        events=session_events.EVENTS,
+        errors=(NotFound, Gone),
+    ),
+)

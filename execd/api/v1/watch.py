@@ -69,24 +69,6 @@ EVENTS: dict[str, type] = {
 }
 
 
-def routes() -> list[Route]:
-    return [
-        Route(
-            method="GET",
-            path=path,
-            handler=watch,
-            name=name,
-            summary="Stream the changes of files",
-            query=WatchQuery,
-            headers=("Last-Event-ID",),
-            replies={},
-            events=EVENTS,
-            errors=(NotFound, Conflict, ResourceExhausted),
-        )
-        for name, path in (("watch_base_dir", ROUTE), ("watch_path", ROUTE + PATH))
-    ]
-
-
 async def watch(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     query = parse_query(query_of(request.raw_path), WatchQuery)
@@ -105,9 +87,6 @@ async def watch(request: web.Request) -> web.StreamResponse:
                 engine.config.stream_heartbeat_seconds,
                 is_continued="Last-Event-ID" in request.headers,
             ),
-            stall_seconds=engine.config.stream_stall_seconds,
-            on_stall=lambda: None,
-            headers={},
         )
 
 
@@ -142,3 +121,20 @@ async def _events(
         if news.is_over:
             sequence += 1
             yield WireEvent(sequence, "gone", GoneEvent())
+
+
+ROUTES = tuple(
+    Route(
+        method="GET",
+        path=path,
+        handler=watch,
+        name=name,
+        summary="Stream the changes of files",
+        query=WatchQuery,
+        headers=("Last-Event-ID",),
+        replies={},
+        events=EVENTS,
+        errors=(NotFound, Conflict, ResourceExhausted),
+    )
+    for name, path in (("watch_base_dir", ROUTE), ("watch_path", ROUTE + PATH))
+)

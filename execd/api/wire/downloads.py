@@ -1,28 +1,29 @@
-"""Downloads: validators, ranges and names of a file (RFC 9110 §8.8, §13, §14; RFC 6266). For any
-dialect."""
+"""Downloads, for any dialect: a file, with validators, ranges and a name (RFC 9110 §8.8, §13, §14;
+RFC 6266), and the entries of a directory as JSON, a large directory in pieces."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 from email.utils import formatdate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+import msgspec
 from aiohttp import web
 
-from execd.api.wire.keys import ENGINE
 from execd.api.wire.replies import replace_surrogates
 from execd.api.wire.streams import abort_when_stalled
 from execd.api.wire.validators import is_modified_since
 from execd.errors import Conflict, RangeNotSatisfiable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from multidict import MultiMapping
 
-    from execd.engine.files.transfers import OpenedFile
+    from execd.engine.files.service import Entry
+    from execd.engine.files.transfers import OpenedFile, OpenedListing
 
 # A read is a trip to a thread. With pieces of this size the trip is cheap against the copy, and a
 # download holds only a few pieces in memory.
@@ -72,7 +73,7 @@ async def send_file(
     response.content_length = stop - start
     await response.prepare(request)
     if request.method == "GET":
-        with abort_when_stalled(request, request.app[ENGINE].config.stream_stall_seconds):
+        with abort_when_stalled(request):
             if stop - start >= SENDFILE_FROM_BYTES:
                 start = await _sendfile(request, file, start, stop)
             while start < stop:
@@ -172,3 +173,34 @@ def content_disposition(name: str) -> str:
     fallback = re.sub(r'[^ -~]|["\\%]', "_", replace_surrogates(name))
     encoded = quote(name.encode("utf-8", "surrogateescape"), safe="")
     return f"attachment; filename=\"{fallback}\"; filename*=UTF-8''{encoded}"
+
+
+async def send_listing(
+    request: web.Request,
+    listing: OpenedListing,
+    reply: Callable[[Entry], Any],
+    head: bytes,
+    tail: bytes,
+) -> web.StreamResponse:
+    """Answer GET or HEAD with ``head``, the reply of each entry, separated by commas, and ``tail``.
+
+    Raises what reading the directory raises. After the first piece such an error cuts the
+    connection, since the status has been sent.
+    """
+
+    def render(entries: list[Entry]) -> bytes:
+        return msgspec.json.encode([reply(entry) for entry in entries])[1:-1]
+
+    data = await listing.read(render)
+    if not listing.is_large:
+        return web.Response(body=head + (data or b"") + tail, content_type="application/json")
+    response = web.StreamResponse(headers={"Content-Type": "application/json"})
+    await response.prepare(request)
+    if request.method == "GET":
+        with abort_when_stalled(request):
+            await response.write(head + (data or b""))
+            while (data := await listing.read(render)) is not None:
+                await response.write(b"," + data)
+            await response.write(tail)
+    await response.write_eof()
+    return response

@@ -22,8 +22,7 @@ class ErrorReply(msgspec.Struct, frozen=True, kw_only=True):
     """An error of /v1."""
 
     code: Annotated[
-        ReplyCode,
-        Meta(description="Which rule was broken, or which part of the sandbox refused."),
+        ReplyCode, Meta(description="Which rule was broken, or which part of the sandbox refused.")
     ]
     message: Annotated[
         str, Meta(description="The reason in words, with the remedy where there is one.")

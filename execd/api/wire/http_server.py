@@ -23,8 +23,8 @@ from yarl import URL
 from execd.api.wire import errors, malformed
 from execd.api.wire.connections import ConnectionPhase, Connections
 from execd.api.wire.keys import FACTS, RequestFacts
+from execd.api.wire.origins import request_id
 from execd.api.wire.replies import INSTANCE_HEADER, SERVER
-from execd.api.wire.request_id import request_id
 from execd.api.wire.streams import StallDetector
 from execd.api.wire.targets import single_slashes
 from execd.errors import Internal, InvalidArgument
@@ -402,22 +402,13 @@ class HttpRunner(web.AppRunner):
     def __init__(
         self,
         app: web.Application,
+        make_server: Callable[..., HttpServer],
         *,
-        limits: ConnectionLimits,
-        counters: Counters,
-        restores: Restores,
-        stall_seconds: float,
-        runs: Callable[[str, str], bool],
-        options: dict[str, Any],
         shutdown_timeout: float,
     ) -> None:
+        """``make_server`` has all parameters but those of aiohttp's own server."""
         super().__init__(app, shutdown_timeout=shutdown_timeout)
-        self._limits = limits
-        self._counters = counters
-        self._restores = restores
-        self._stall_seconds = stall_seconds
-        self._runs = runs
-        self._options = options
+        self._make_http_server = make_server
 
     async def start(self, host: str, port: int, backlog: int) -> tuple[str, int]:
         """Listen, and return the address. Raises OSError."""
@@ -428,14 +419,8 @@ class HttpRunner(web.AppRunner):
 
     async def _make_server(self) -> web.Server:
         plain = await super()._make_server()
-        return HttpServer(
+        return self._make_http_server(
             plain.request_handler,
-            limits=self._limits,
-            counters=self._counters,
-            restores=self._restores,
-            stall_seconds=self._stall_seconds,
-            runs=self._runs,
-            options=self._options,
             request_factory=plain.request_factory,
             handler_cancellation=True,
         )

@@ -1,6 +1,6 @@
 """A row of the route table: all that a route accepts and answers.
 
-Each module of handlers has a function ``routes`` with its rows. ``api/routes.py`` puts the rows
+Each module of handlers ends with its rows, ``ROUTES``. ``api/routes.py`` puts the rows
 together. The application, the open paths and the OpenAPI document are made from the table.
 """
 

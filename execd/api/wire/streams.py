@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from aiohttp import web
 
+from execd.api.wire.keys import ENGINE
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 
@@ -44,9 +46,8 @@ async def send_events(
     encoder: Encoder,
     events: AsyncGenerator[WireEvent | None, None],
     *,
-    stall_seconds: float,
-    on_stall: Callable[[], None],
-    headers: dict[str, str],
+    on_stall: Callable[[], None] = lambda: None,
+    headers: Mapping[str, str] = NO_HEADERS,
 ) -> web.StreamResponse:
     """Send all events and end the stream. ``None`` stands for a heartbeat. ``on_stall`` is called
     before a peer that takes nothing is cut."""
@@ -56,7 +57,6 @@ async def send_events(
         lambda event: encoder.heartbeat if event is None else encoder.encode(event),
         content_type=encoder.content_type,
         charset=encoder.charset,
-        stall_seconds=stall_seconds,
         on_stall=on_stall,
         headers=headers,
     )
@@ -68,7 +68,6 @@ async def send_stream(
     encode: Callable[[T], bytes],
     *,
     content_type: str,
-    stall_seconds: float,
     charset: str | None = None,
     on_stall: Callable[[], None] = lambda: None,
     headers: Mapping[str, str] = NO_HEADERS,
@@ -82,7 +81,7 @@ async def send_stream(
     response.charset = charset
     async with contextlib.aclosing(events):
         await response.prepare(request)
-        with abort_when_stalled(request, stall_seconds, on_stall):
+        with abort_when_stalled(request, on_stall):
             turn = Turn()
             async for event in events:
                 data = encode(event)
@@ -164,10 +163,10 @@ class StallDetector:
 
 @contextlib.contextmanager
 def abort_when_stalled(
-    request: web.Request, stall_seconds: float, on_stall: Callable[[], None] = lambda: None
+    request: web.Request, on_stall: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
-    """Abort the connection when the peer takes nothing for ``stall_seconds``. The abort ends the
-    waiting write, and with the write the handler."""
+    """Abort the connection when the peer takes nothing for ``stream_stall_seconds``. The abort ends
+    the waiting write, and with the write the handler."""
     transport = request.transport
     if transport is None:
         raise ConnectionResetError("the peer is gone")
@@ -176,6 +175,7 @@ def abort_when_stalled(
         on_stall()
         transport.abort()
 
+    stall_seconds = request.app[ENGINE].config.stream_stall_seconds
     detector = StallDetector(transport, stall_seconds, lambda: request.writer.output_size, cut)
     try:
         yield

@@ -180,24 +180,8 @@ class CommandRunner:
                 )
             except SpawnError as error:
                 await io.close()
-                if error.step == "exec" and command.user is None:
-                    self._context.default_shell.note_failure(command.program.argv[0], error)
-                if (
-                    is_retry
-                    or error.step != "cwd"
-                    or command.cwd is not None
-                    or execution.phase is not ExecutionPhase.STARTING
-                ):
-                    return Result(
-                        exit_code=None,
-                        term_signal=None,
-                        exit_reason=ExitReason.SPAWN_FAILED,
-                        message=str(error),
-                        stand_in_exit_code=exit_status.code_of_failed_start(
-                            error.step, error.error
-                        ),
-                    )
-                # User code may have removed the base dir: make the directory, and try once more.
+                if not self._may_retry(execution, error) or is_retry:
+                    return _failed_start(error)
                 await self._context.ensure_base_dir()
             except WardenLost:
                 await io.close()
@@ -226,6 +210,18 @@ class CommandRunner:
         # a crowd can keep this process waiting between the spawn and this line.
         execution.started(time.monotonic() - child.spawned_at, has_ended=has_ended)
         return None
+
+    def _may_retry(self, execution: Execution, error: SpawnError) -> bool:
+        """Return whether the base dir was missing, which user code may have removed: then the start
+        is tried once more in a new base dir. Note a shell that cannot be executed."""
+        command = execution.command
+        if error.step == "exec" and command.user is None:
+            self._context.default_shell.note_failure(command.program.argv[0], error)
+        return (
+            error.step == "cwd"
+            and command.cwd is None
+            and execution.phase is ExecutionPhase.STARTING
+        )
 
     async def _wait_for_warden(self, execution: Execution) -> None:
         try:
@@ -372,6 +368,16 @@ async def _reported_by_dash(execution: Execution, ended: Exited) -> Exited:
     if words and (write := execution.append("stderr", words)) is not None:
         await write
     return ended._replace(wait_status=wait_status)
+
+
+def _failed_start(error: SpawnError) -> Result:
+    return Result(
+        exit_code=None,
+        term_signal=None,
+        exit_reason=ExitReason.SPAWN_FAILED,
+        message=str(error),
+        stand_in_exit_code=exit_status.code_of_failed_start(error.step, error.error),
+    )
 
 
 def _on_limit(execution: Execution, limit: str, value: int) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 import msgspec
 
-from execd.model import NO_EXIT_CODE, Dialect, DiskExcess, ExitReason
+from execd.model import NO_EXIT_CODE, DialectName, DiskExcess, ExitReason
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,7 +58,7 @@ class EndFields(TypedDict):
     """The `id` in replies of `/v1`, `execution_id` in replies of `/execute`."""
     session_id: str | None
     """The session of a cell, or of a command with `session_id`; else null."""
-    dialect: Dialect | None
+    dialect: DialectName | None
     """The routes that started the execution: `python_runtime`, `v1`, `sandboxd_grpc`,
     `opensandbox`, `e2b`, or those of another wing; null: an earlier daemon did."""
     started_by: StartedBy | None

@@ -14,7 +14,7 @@ from bisect import bisect_left
 from typing import get_args
 
 from execd.errors import ReplyCode
-from execd.model import OWN_DIALECTS, STREAMS, CellStatus, Dialect, ExitReason
+from execd.model import OWN_DIALECTS, STREAMS, CellStatus, DialectName, ExitReason
 
 # Upper bounds in seconds. A small command takes 2 ms natively and 10 ms in gVisor; the default
 # timeout is minutes.
@@ -68,7 +68,7 @@ class Counters:
     )
 
     def __init__(self) -> None:
-        self.executions: dict[tuple[Dialect | None, ExitReason], int] = {}
+        self.executions: dict[tuple[DialectName | None, ExitReason], int] = {}
         """Ends, by dialect and reason. The dialect None: executions of a former daemon."""
         for dialect in (*OWN_DIALECTS, None):
             self.add_dialect(dialect)
@@ -91,7 +91,7 @@ class Counters:
         self.loop_lag_seconds = Histogram(LAG_SECONDS)
         """How late the event loop ran a timer."""
 
-    def add_dialect(self, dialect: Dialect | None) -> None:
+    def add_dialect(self, dialect: DialectName | None) -> None:
         """Count the executions of this dialect too. Until the first end the counters are 0: a
         series that begins with a 1 has no increase."""
         for reason in ExitReason:
@@ -99,7 +99,7 @@ class Counters:
 
     def record_end(
         self,
-        dialect: Dialect | None,
+        dialect: DialectName | None,
         reason: ExitReason | None,
         duration_seconds: float | None,
         output_bytes: tuple[int, int],

@@ -19,25 +19,50 @@ SessionStateName = Literal["STARTING", "IDLE", "BUSY", "WAITING_INPUT", "DEAD"]
 """As in ``engine.sessions.session_state``, which stands above this module's layer of imports."""
 
 
+def _metric(name: str, text: str, *, help: str = "", by: str = "", **labels: str) -> Meta:
+    """Return the description of a figure that ``GET /metrics`` has too (``api.probes.families``).
+
+    ``help``: of a metric with several figures, at the first of them; by default the first sentence
+    of the description. ``by``: the label for the keys of the figure, or for the field that has the
+    struct of the figure.
+    """
+    return Meta(description=text, extra={"metric": name, "help": help, "by": by, "labels": labels})
+
+
 class ExecutionStats(msgspec.Struct, frozen=True, kw_only=True):
     """Commands and cells."""
 
-    queued: Annotated[int, Meta(description="Executions in the state QUEUED.")]
-    running: Annotated[int, Meta(description="Executions in the state RUNNING.")]
+    queued: Annotated[
+        int,
+        _metric(
+            "execd_live_executions",
+            "Executions in the state QUEUED.",
+            help="Executions that have not ended, by state.",
+            state="QUEUED",
+        ),
+    ]
+    running: Annotated[
+        int, _metric("execd_live_executions", "Executions in the state RUNNING.", state="RUNNING")
+    ]
     ended: Annotated[
         dict[ExitReason, int],
         Meta(description="Executions that have ended since the start, by exit reason."),
     ]
     refused: Annotated[
         int,
-        Meta(
-            description="Executions since the start that ended with an error before any program "
-            "ran, such as a wait that was too long."
+        _metric(
+            "execd_refused_executions_total",
+            "Executions since the start that ended with an error before any program "
+            "ran, such as a wait that was too long.",
         ),
     ]
     output_bytes: Annotated[
         dict[Stream, int],
-        Meta(description="Output of the executions that have ended since the start, by stream."),
+        _metric(
+            "execd_output_bytes_total",
+            "Output of the executions that have ended since the start, by stream.",
+            by="stream",
+        ),
     ]
     held_pipes: Annotated[
         int,
@@ -50,46 +75,71 @@ class ExecutionStats(msgspec.Struct, frozen=True, kw_only=True):
 class SessionStats(msgspec.Struct, frozen=True, kw_only=True):
     """Python sessions."""
 
-    states: Annotated[dict[SessionStateName, int], Meta(description="Sessions by state.")]
+    states: Annotated[
+        dict[SessionStateName, int], _metric("execd_sessions", "Sessions by state.", by="state")
+    ]
     cells: Annotated[
         dict[CellStatus, int],
-        Meta(description="Cells that have run since the start, by status. Cells are executions."),
+        _metric(
+            "execd_cells_total",
+            "Cells that have run since the start, by status. Cells are executions.",
+            by="status",
+        ),
     ]
-    branches: Annotated[int, Meta(description="Branches made by forks since the start.")]
-    pooled: Annotated[int, Meta(description="Workers that wait for new sessions.")]
+    branches: Annotated[
+        int, _metric("execd_session_branches_total", "Branches made by forks since the start.")
+    ]
+    pooled: Annotated[int, _metric("execd_pooled_workers", "Workers that wait for new sessions.")]
     ready: Annotated[
-        bool, Meta(description="Whether the sessions' Python runs and can fork workers.")
+        bool, _metric("execd_zygote_up", "Whether the sessions' Python runs and can fork workers.")
     ]
     trouble: Annotated[
         bool,
-        Meta(
-            description="Whether the sessions' Python cannot run; `sessions.trouble` of "
-            "`GET /v1/capabilities` says why."
+        _metric(
+            "execd_zygote_trouble",
+            "Whether the sessions' Python cannot run; `sessions.trouble` of "
+            "`GET /v1/capabilities` says why.",
         ),
     ]
     restarts: Annotated[
         int,
-        Meta(description="How often the sessions' Python ended after it was ready."),
+        _metric(
+            "execd_zygote_restarts_total",
+            "How often the sessions' Python ended after it was ready.",
+        ),
     ]
 
 
 class WardenStats(msgspec.Struct, frozen=True, kw_only=True):
     """The warden, the parent of all user code."""
 
-    up: Annotated[bool, Meta(description="Whether a warden runs. Without a warden nothing starts.")]
-    restarts: Annotated[int, Meta(description="Lost wardens that were replaced since the start.")]
+    up: Annotated[
+        bool, _metric("execd_warden_up", "Whether a warden runs. Without a warden nothing starts.")
+    ]
+    restarts: Annotated[
+        int,
+        _metric("execd_warden_restarts_total", "Lost wardens that were replaced since the start."),
+    ]
     missed_pings: Annotated[
-        int, Meta(description="Pings since the start that no warden answered in time.")
+        int,
+        _metric(
+            "execd_warden_missed_pings_total",
+            "Pings since the start that no warden answered in time.",
+        ),
     ]
     killed_processes: Annotated[
         int,
-        Meta(description="Processes that got SIGKILL when their tree was ended, since the start."),
+        _metric(
+            "execd_killed_processes_total",
+            "Processes that got SIGKILL when their tree was ended, since the start.",
+        ),
     ]
     processes: Annotated[
         int | None,
-        Meta(
-            description="Processes below the warden, the sessions' Python included, as found by "
-            "the latest scan."
+        _metric(
+            "execd_processes",
+            "Processes below the warden, the sessions' Python included, as found by "
+            "the latest scan.",
         ),
     ]
 
@@ -97,15 +147,30 @@ class WardenStats(msgspec.Struct, frozen=True, kw_only=True):
 class CpuStats(msgspec.Struct, frozen=True, kw_only=True):
     """CPU time."""
 
-    daemon_seconds: Annotated[float, Meta(description="CPU time of the daemon since its start.")]
+    daemon_seconds: Annotated[
+        float,
+        _metric(
+            "execd_cpu_seconds_total",
+            "CPU time of the daemon since its start.",
+            help="CPU time by part. trees: everything below the warden, ended processes included.",
+            part="daemon",
+        ),
+    ]
     warden_seconds: Annotated[
-        float | None, Meta(description="CPU time of the present warden since its start.")
+        float | None,
+        _metric(
+            "execd_cpu_seconds_total",
+            "CPU time of the present warden since its start.",
+            part="warden",
+        ),
     ]
     trees_seconds: Annotated[
         float | None,
-        Meta(
-            description="CPU time of everything below the warden, ended processes included, since "
-            "the start of the present warden."
+        _metric(
+            "execd_cpu_seconds_total",
+            "CPU time of everything below the warden, ended processes included, since "
+            "the start of the present warden.",
+            part="trees",
         ),
     ]
     load_1m: Annotated[
@@ -120,40 +185,68 @@ class CpuStats(msgspec.Struct, frozen=True, kw_only=True):
 class MemoryStats(msgspec.Struct, frozen=True, kw_only=True):
     """Resident memory by part. A page that several processes share counts in each of them."""
 
-    daemon_bytes: Annotated[int | None, Meta(description="Memory of the daemon.")]
-    warden_bytes: Annotated[int | None, Meta(description="Memory of the warden.")]
+    daemon_bytes: Annotated[
+        int | None,
+        _metric(
+            "execd_memory_bytes",
+            "Memory of the daemon.",
+            help="Resident memory by part. A shared page counts in each of its processes.",
+            part="daemon",
+        ),
+    ]
+    warden_bytes: Annotated[
+        int | None, _metric("execd_memory_bytes", "Memory of the warden.", part="warden")
+    ]
     zygote_bytes: Annotated[
         int | None,
-        Meta(description="Memory of the sessions' Python and of the workers without a session."),
+        _metric(
+            "execd_memory_bytes",
+            "Memory of the sessions' Python and of the workers without a session.",
+            part="zygote",
+        ),
     ]
     sessions_bytes: Annotated[
-        int | None, Meta(description="Memory of all sessions, with the processes below them.")
+        int | None,
+        _metric(
+            "execd_memory_bytes",
+            "Memory of all sessions, with the processes below them.",
+            part="sessions",
+        ),
     ]
     commands_bytes: Annotated[
-        int | None, Meta(description="Memory of all commands, with the processes below them.")
+        int | None,
+        _metric(
+            "execd_memory_bytes",
+            "Memory of all commands, with the processes below them.",
+            part="commands",
+        ),
     ]
     pod_used_bytes: Annotated[
         int | None,
-        Meta(
-            description="Used memory of the pod, files in memory included; of the machine where "
-            "no limit of a pod is known."
+        _metric(
+            "execd_pod_memory_used_bytes",
+            "Used memory of the pod, files in memory included; of the machine where "
+            "no limit of a pod is known.",
         ),
     ]
     pod_size_bytes: Annotated[
-        int | None, Meta(description="The memory limit of the pod. Null: not known.")
+        int | None,
+        _metric("execd_pod_memory_limit_bytes", "The memory limit of the pod. Null: not known."),
     ]
     pod_reserve_bytes: Annotated[
         int | None,
-        Meta(
-            description="What execd keeps free of the pod's memory by ending trees. Null: nothing "
-            "guards the memory."
+        _metric(
+            "execd_pod_memory_reserve_bytes",
+            "What execd keeps free of the pod's memory by ending trees. Null: nothing "
+            "guards the memory.",
         ),
     ]
     pod_runtime_bytes: Annotated[
         int | None,
-        Meta(
-            description="Estimate of the memory that gVisor itself takes of the pod's limit, "
-            "beside `pod_used_bytes`. Null: not gVisor, or not known yet."
+        _metric(
+            "execd_pod_memory_runtime_bytes",
+            "Estimate of the memory that gVisor itself takes of the pod's limit, "
+            "beside `pod_used_bytes`. Null: not gVisor, or not known yet.",
         ),
     ]
 
@@ -161,9 +254,19 @@ class MemoryStats(msgspec.Struct, frozen=True, kw_only=True):
 class VolumeStats(msgspec.Struct, frozen=True, kw_only=True):
     """A directory with a limit."""
 
-    used_bytes: Annotated[int | None, Meta(description="Bytes in the directory, as last found.")]
+    used_bytes: Annotated[
+        int | None,
+        _metric(
+            "execd_directory_used_bytes", "Bytes in the directory, as last found.", by="directory"
+        ),
+    ]
     limit_bytes: Annotated[
-        int | None, Meta(description="The limit of the directory. Null: nothing guards it.")
+        int | None,
+        _metric(
+            "execd_directory_limit_bytes",
+            "The limit of the directory. Null: nothing guards it.",
+            by="directory",
+        ),
     ]
 
 
@@ -171,15 +274,26 @@ class DiskStats(msgspec.Struct, frozen=True, kw_only=True):
     """Files of the daemon and of user code."""
 
     log_bytes: Annotated[
-        int, Meta(description="Bytes of output in the state dir, of live and of ended executions.")
+        int,
+        _metric(
+            "execd_log_bytes", "Bytes of output in the state dir, of live and of ended executions."
+        ),
     ]
     log_limit_bytes: Annotated[
-        int, Meta(description="The limit of these bytes; older logs go at half of the limit.")
+        int,
+        _metric(
+            "execd_log_limit_bytes",
+            "The limit of these bytes; older logs go at half of the limit.",
+            help="The limit of the output in the state dir.",
+        ),
     ]
-    journal_bytes: Annotated[int, Meta(description="Size of the journal.")]
+    journal_bytes: Annotated[int, _metric("execd_journal_bytes", "Size of the journal.")]
     journal_failing: Annotated[
         bool,
-        Meta(description="Whether the latest write of the journal failed. A restart forgets then."),
+        _metric(
+            "execd_journal_failing",
+            "Whether the latest write of the journal failed. A restart forgets then.",
+        ),
     ]
     base_dir: Annotated[VolumeStats, Meta(description="The base dir.")]
     tmp_dir: Annotated[VolumeStats, Meta(description="/tmp.")]
@@ -188,12 +302,20 @@ class DiskStats(msgspec.Struct, frozen=True, kw_only=True):
 class TrafficStats(msgspec.Struct, frozen=True, kw_only=True):
     """HTTP, since the start."""
 
-    received_bytes: Annotated[int, Meta(description="Bytes from callers, headers included.")]
+    received_bytes: Annotated[
+        int, _metric("execd_http_received_bytes_total", "Bytes from callers, headers included.")
+    ]
     sent_bytes: Annotated[
-        int, Meta(description="Bytes of the replies that are over, headers included.")
+        int,
+        _metric(
+            "execd_http_sent_bytes_total", "Bytes of the replies that are over, headers included."
+        ),
     ]
     error_replies: Annotated[
-        dict[ReplyCode, int], Meta(description="Replies with an error of execd, by code.")
+        dict[ReplyCode, int],
+        _metric(
+            "execd_error_replies_total", "Replies with an error of execd, by code.", by="error_code"
+        ),
     ]
 
 
@@ -202,8 +324,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     warden does not say."""
 
     version: Annotated[str, Meta(description="The version of execd.")]
-    uptime_seconds: Annotated[float, Meta(description="Age of the daemon.")]
-    ready: Annotated[bool, Meta(description="Whether a command sent now would run.")]
+    uptime_seconds: Annotated[float, _metric("execd_uptime_seconds", "Age of the daemon.")]
+    ready: Annotated[bool, _metric("execd_ready", "Whether a command sent now would run.")]
     executions: Annotated[ExecutionStats, Meta(description="Commands and cells.")]
     sessions: Annotated[SessionStats, Meta(description="Python sessions.")]
     warden: Annotated[WardenStats, Meta(description="The parent of all user code.")]

@@ -274,6 +274,16 @@ class CellRunner:
                 self._settling = asyncio.create_task(
                     self._settle(worker), name=f"settling-{execution.id}"
                 )
+        return self._judge(execution, worker, counted, duration_seconds)
+
+    def _judge(
+        self,
+        execution: Execution,
+        worker: SessionWorker,
+        counted: asyncio.Future[Measured] | None,
+        duration_seconds: float,
+    ) -> Result:
+        """Return the result, which the record of the cell and the log of the session also get."""
         done = _result(self._done)
         ended = _result(worker.gone)
         usage = usage_of_cell(

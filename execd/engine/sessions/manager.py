@@ -28,7 +28,7 @@ import msgspec
 
 from execd.engine.executions.command import check_session_environment, resolved_cwd
 from execd.engine.executions.execution import Execution
-from execd.engine.executions.limits import least, narrower, own_limits
+from execd.engine.executions.limits import NO_LIMITS, least, narrower, own_limits
 from execd.engine.sessions import session_fork, worker_messages
 from execd.engine.sessions.cell_run import CellRunner
 from execd.engine.sessions.link_turns import FrameLease, LinkTurns
@@ -58,11 +58,10 @@ if TYPE_CHECKING:
     from execd.engine.executions.submission import CellOptions
     from execd.engine.sessions.interpreter_refusal import Refusal
     from execd.engine.sessions.session_worker import SessionWorker
-    from execd.model import Command, Dialect
+    from execd.model import Command, DialectName
 
 log = logging.getLogger(__name__)
 
-NO_LIMITS = Limits()
 MAX_COMPLETED_CHARACTERS = 512
 """Characters before the cursor that ``complete`` looks at. Earlier characters of the line are
 ignored.
@@ -195,7 +194,7 @@ class Sessions(SessionTable):
         cwd: str | None = None,
         env: dict[str, str] | None = None,
         limits: Limits = NO_LIMITS,
-        dialect: Dialect | None = None,
+        dialect: DialectName | None = None,
     ) -> Session:
         """Make a session with a worker, ready to run cells.
 
@@ -221,7 +220,7 @@ class Sessions(SessionTable):
         cwd: str | None = None,
         env: dict[str, str] | None = None,
         limits: Limits = NO_LIMITS,
-        dialect: Dialect | None = None,
+        dialect: DialectName | None = None,
     ) -> Session:
         """Make a session without a worker; the first use makes a worker. ``dialect``: the dialect
         that lists the session as its own; None: no dialect does.

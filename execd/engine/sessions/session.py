@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from execd.engine.executions.context import EngineContext
-    from execd.model import Dialect, Limits
+    from execd.model import DialectName, Limits
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class Session:
         self.cwd = cwd
         self.env = env
         self.limits = limits
-        self.dialect: Dialect | None = None
+        self.dialect: DialectName | None = None
         """The dialect that lists the session as its own."""
         self.life: SessionLife = SessionLife(
             original=None if original is None else original.life, generation=generation

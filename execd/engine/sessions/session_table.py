@@ -18,7 +18,7 @@ from execd.errors import Conflict, InvalidArgument, NotFound
 
 if TYPE_CHECKING:
     from execd.engine.sessions.session import Session
-    from execd.model import Dialect
+    from execd.model import DialectName
 
 NAMES_PER_SESSION = 16
 
@@ -56,7 +56,7 @@ class SessionTable:
         """Return the session, or None if there is no session of this id."""
         return None if session_id is None else self._sessions.get(session_id)
 
-    def of_dialect(self, dialect: Dialect) -> list[Session]:
+    def of_dialect(self, dialect: DialectName) -> list[Session]:
         """Return the sessions that the dialect lists as its own, the oldest first."""
         found = (one for one in self._sessions.values() if one.dialect == dialect)
         return sorted(found, key=_age)

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from multidict import CIMultiDict
 
-from execd.api.docs.viewer import FOLDER, PIECE_BYTES, accepts_gzip, read_stored, routes
+from execd.api.docs.viewer import FOLDER, PIECE_BYTES, ROUTES, accepts_gzip, read_stored
 from tests.api.conftest import LIMITS, request_bytes, wait_until
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Serve = Callable[..., Awaitable[Wire]]
 
-FILES = [route.path for route in routes()]
+FILES = [route.path for route in ROUTES]
 PAGES = ["/docs", "/docs/"]
 COMPRESSED = ["/openapi.json", "/docs/swagger-ui.css", "/docs/swagger-ui-bundle.js"]
 GZIP = {"Accept-Encoding": "gzip, deflate, br"}

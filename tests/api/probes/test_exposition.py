@@ -55,10 +55,9 @@ def test_both_formats_are_read_back_as_they_were_written(
             kind=MetricKind.COUNTER,
             help="Things.",
             labels=("kind", "part"),
-            rows=(("a", "b"), ("", "b")),
-            read=lambda *_: (first, second),
+            read=lambda *_: {("a", "b"): first, ("", "b"): second},
         ),
-        Family(name="execd_up", kind=MetricKind.GAUGE, help="Up.", read=lambda *_: (first,)),
+        Family(name="execd_up", kind=MetricKind.GAUGE, help="Up.", read=lambda *_: {(): first}),
         Family(
             name="execd_wait_seconds",
             kind=MetricKind.HISTOGRAM,
@@ -91,7 +90,7 @@ def test_both_formats_are_read_back_as_they_were_written(
 def test_only_openmetrics_names_the_unit() -> None:
     """In the older format a line with UNIT is a comment, which each scrape would pay for."""
     family = Family(
-        name="execd_memory_bytes", kind=MetricKind.GAUGE, help="Memory.", read=lambda *_: (1,)
+        name="execd_memory_bytes", kind=MetricKind.GAUGE, help="Memory.", read=lambda *_: {(): 1}
     )
     [metric] = parse(show([family], Format.OPEN_METRICS), Format.OPEN_METRICS)
     assert metric.unit == "bytes"
@@ -100,7 +99,7 @@ def test_only_openmetrics_names_the_unit() -> None:
 
 @pytest.mark.parametrize("text_format", Format)
 def test_metric_without_a_value_leaves_no_line(text_format: Format) -> None:
-    family = Family(name="execd_up", kind=MetricKind.GAUGE, help="Up.", read=lambda *_: (None,))
+    family = Family(name="execd_up", kind=MetricKind.GAUGE, help="Up.", read=lambda *_: {(): None})
     end = "# EOF\n" if text_format is Format.OPEN_METRICS else ""
     assert show([family], text_format) == end
 

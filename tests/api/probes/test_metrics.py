@@ -13,7 +13,8 @@ from prometheus_client.openmetrics import parser as open_metrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from execd.api.probes.exposition import Format, render
-from execd.api.probes.families import FAMILIES, MetricKind
+from execd.api.probes.families import MetricKind, families
+from execd.engine.metrics.counters import Histogram
 from tests.api.conftest import JSON, wait_until
 from tests.api.probes.test_exposition import samples
 from tests.api.probes.test_families import CLOSED_SETS
@@ -60,7 +61,7 @@ async def test_text_and_openmetrics_have_the_same_series(wire: Wire) -> None:
     assert samples(found).keys() == text.keys()
     assert {metric.name: metric.unit for metric in found} == {
         family.name.removesuffix("_total"): family.unit
-        for family in FAMILIES
+        for family in families()
         if family.name.removesuffix("_total") in {metric.name for metric in found}
     }
 
@@ -158,6 +159,22 @@ async def test_figure_without_a_source_is_null_in_stats_and_absent_in_metrics(
     assert value(found, "execd_memory_bytes", part="daemon") > 0
 
 
+async def test_rows_are_all_values_of_closed_sets(own_wire: Wire) -> None:
+    counters, stats = own_wire.engine.counters, own_wire.engine.stats()
+    counters.add_dialect("a_wing")
+    for family in families():
+        rows = family.read(stats, counters)
+        if isinstance(rows, Histogram):
+            assert not family.labels
+            continue
+        assert {len(row) for row in rows} == {len(family.labels)}
+        for n, label in enumerate(family.labels):
+            found = {row[n] for row in rows} - {""}
+            assert found == CLOSED_SETS[family.name, label], (family.name, label)
+    labels = {(family.name, label) for family in families() for label in family.labels}
+    assert labels == CLOSED_SETS.keys()
+
+
 async def test_every_series_has_its_figure_of_stats(own_wire: Wire) -> None:
     """A reader that reads the wrong figure would pass all other tests."""
     engine = own_wire.engine
@@ -166,7 +183,7 @@ async def test_every_series_has_its_figure_of_stats(own_wire: Wire) -> None:
     planted = plant(msgspec.to_builtins(stats), numbers)
     unique = msgspec.convert(planted, type(stats), strict=False)
     found = samples(
-        text_string_to_metric_families(render(FAMILIES, unique, engine.counters, Format.TEXT))
+        text_string_to_metric_families(render(families(), unique, engine.counters, Format.TEXT))
     )
     plain = {
         (name, labels): n
@@ -174,7 +191,7 @@ async def test_every_series_has_its_figure_of_stats(own_wire: Wire) -> None:
         if not name.startswith(("execd_executions_total", "execd_build_info"))
         and not any(
             name.startswith(family.name)
-            for family in FAMILIES
+            for family in families()
             if family.kind is MetricKind.HISTOGRAM
         )
     }

@@ -19,16 +19,18 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 
 from execd.api.v1.attach import (
-    MAX_MESSAGE_BYTES,
     MAX_STDERR_BYTES,
-    MESSAGES_PER_SECOND,
-    TOO_SLOW,
     EndOfFile,
     Resize,
     SignalMessage,
     choose_protocols,
-    frame_size_bytes,
     parse_control,
+)
+from execd.api.wire.socket_viewer import (
+    MAX_MESSAGE_BYTES,
+    MESSAGES_PER_SECOND,
+    TOO_SLOW,
+    frame_size_bytes,
 )
 from execd.engine.executions.readers import Attachment
 from execd.engine.output.log import StreamLog
@@ -307,7 +309,7 @@ async def test_slow_viewer_is_sent_away_by_name_and_holds_up_nobody(
     serve: Serve, attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The slow viewer answers no closing handshake.
-    monkeypatch.setattr("execd.api.v1.attach.CLOSE_SECONDS", 0.5)
+    monkeypatch.setattr("execd.api.wire.socket_viewer.CLOSE_SECONDS", 0.5)
     wire = await serve(stream_stall_seconds=0.5, is_narrow=True)
     os.mkfifo(wire.base_dir / "gate")
     execution_id = await detached(wire, "cat gate; seq 100000; cat gate", pty={})
@@ -464,7 +466,7 @@ async def test_a_viewer_that_sends_without_end_is_sent_away(
     loop."""
     assert (MESSAGES_PER_SECOND, aiohttp.WSCloseCode.POLICY_VIOLATION) == (10_000, 1008)
     # The client of this test would take longer than a second for the real number.
-    monkeypatch.setattr("execd.api.v1.attach.MESSAGES_PER_SECOND", 100)
+    monkeypatch.setattr("execd.api.wire.socket_viewer.MESSAGES_PER_SECOND", 100)
     for send in ("ping", "send_str"):
         viewer = await attach(wire, await terminal(wire, "sleep", "60"), autoping=False)
         viewer.reading.cancel()

@@ -77,58 +77,6 @@ EXECUTE = msgspec.json.Decoder(CodeCellRequest)
 CONTEXT = msgspec.json.Decoder(ContextRequest)
 
 
-def routes() -> list[Route]:
-    return [
-        Route(
-            method="POST",
-            path="/execute",
-            handler=execute,
-            name="execute_code",
-            summary="Run a cell, and stream what the cell shows",
-            body=(CodeCellRequest,),
-            replies={200: ("application/x-ndjson",)},
-            errors=(NotFound, ResourceExhausted),
-        ),
-        Route(
-            method="GET",
-            path="/contexts",
-            handler=list_contexts,
-            name="list_contexts",
-            summary="List the contexts",
-            replies={200: (list[dict[str, str]],)},
-        ),
-        Route(
-            method="POST",
-            path="/contexts",
-            handler=create_context,
-            name="create_context",
-            summary="Make a context",
-            body=(ContextRequest,),
-            is_body_optional=True,
-            replies={200: (dict[str, str],)},
-            errors=(ResourceExhausted,),
-        ),
-        Route(
-            method="POST",
-            path="/contexts/{id}/restart",
-            handler=restart_context,
-            name="restart_context",
-            summary="Give a context a new interpreter, without state",
-            replies={200: (dict[str, str],)},
-            errors=(NotFound, ResourceExhausted),
-        ),
-        Route(
-            method="DELETE",
-            path="/contexts/{id}",
-            handler=remove_context,
-            name="remove_context",
-            summary="End a context",
-            replies={204: ()},
-            errors=(NotFound,),
-        ),
-    ]
-
-
 def _check_language(language: str | None) -> None:
     """Raises NotSupported."""
     if language is not None and language.lower() != "python":
@@ -222,7 +170,6 @@ async def execute(request: web.Request) -> web.StreamResponse:
             _lines(execution, session),
             bytes,
             content_type="application/x-ndjson",
-            stall_seconds=engine.config.stream_stall_seconds,
             on_stall=attachment.excuse,
         )
         attachment.delivered()
@@ -270,3 +217,54 @@ def _ends(execution: Execution, *, has_error: bool) -> list[bytes]:
     else:
         error = cell_lines.end_line(outcome)
     return [error, cell_lines.END]
+
+
+ROUTES = (
+    Route(
+        method="POST",
+        path="/execute",
+        handler=execute,
+        name="execute_code",
+        summary="Run a cell, and stream what the cell shows",
+        body=(CodeCellRequest,),
+        replies={200: ("application/x-ndjson",)},
+        errors=(NotFound, ResourceExhausted),
+    ),
+    Route(
+        method="GET",
+        path="/contexts",
+        handler=list_contexts,
+        name="list_contexts",
+        summary="List the contexts",
+        replies={200: (list[dict[str, str]],)},
+    ),
+    Route(
+        method="POST",
+        path="/contexts",
+        handler=create_context,
+        name="create_context",
+        summary="Make a context",
+        body=(ContextRequest,),
+        is_body_optional=True,
+        replies={200: (dict[str, str],)},
+        errors=(ResourceExhausted,),
+    ),
+    Route(
+        method="POST",
+        path="/contexts/{id}/restart",
+        handler=restart_context,
+        name="restart_context",
+        summary="Give a context a new interpreter, without state",
+        replies={200: (dict[str, str],)},
+        errors=(NotFound, ResourceExhausted),
+    ),
+    Route(
+        method="DELETE",
+        path="/contexts/{id}",
+        handler=remove_context,
+        name="remove_context",
+        summary="End a context",
+        replies={204: ()},
+        errors=(NotFound,),
+    ),
+)

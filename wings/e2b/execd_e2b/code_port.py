@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from execd.engine.engine_api import Engine
 
 TITLE = "E2B's code interpreter"
-NAME = "e2b"
-__all__ = ["NAME", "TITLE", "Settings", "open"]
+SETTINGS_NAME = "e2b"
+__all__ = ["SETTINGS_NAME", "TITLE", "Settings", "open"]
 
 
 def open(engine: Engine, settings: Settings, context: PortContext) -> PortServer:
     from execd.api.wire_api import make_http_port
-    from execd_e2b.table import make_dialect
+    from execd_e2b.table import make_service
 
-    return make_http_port(engine, context, make_dialect(settings, is_code_port=True))
+    return make_http_port(engine, context, make_service(settings, is_code_port=True))

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from execd.api.wire_api import Route
     from execd.engine.engine_api import DescribedEntry
     from execd_e2b.sandbox import Sandbox
     from execd_e2b.watchers import WatchedDirectory
@@ -64,20 +63,6 @@ PATH = msgspec.json.Decoder(PathRequest)
 MOVE = msgspec.json.Decoder(RenameRequest)
 WATCH = msgspec.json.Decoder(WatchRequest)
 WATCHER = msgspec.json.Decoder(WatcherRequest)
-
-
-def routes() -> list[Route]:
-    return [
-        unary(SERVICE + "Stat", PATH, stat, "Describe a file"),
-        unary(SERVICE + "ListDir", PATH, list_directory, "Describe the files of a directory"),
-        unary(SERVICE + "MakeDir", PATH, make_directory, "Make a directory with its parents"),
-        unary(SERVICE + "Move", MOVE, move, "Rename a file or a directory"),
-        unary(SERVICE + "Remove", PATH, remove, "Remove a file or a directory with its content"),
-        stream(SERVICE + "WatchDir", WATCH, watch, "Stream the changes in a directory"),
-        unary(SERVICE + "CreateWatcher", WATCH, create_watcher, "Gather changes for polls"),
-        unary(SERVICE + "GetWatcherEvents", WATCHER, poll, "The changes since the last poll"),
-        unary(SERVICE + "RemoveWatcher", WATCHER, remove_watcher, "Stop gathering changes"),
-    ]
 
 
 async def _path(request: web.Request, sandbox: Sandbox, path: str) -> str:
@@ -202,3 +187,16 @@ async def remove_watcher(
 ) -> dict[str, Any]:
     await sandbox.watchers.remove(asked.watcher_id)
     return {}
+
+
+ROUTES = (
+    unary(SERVICE + "Stat", PATH, stat, "Describe a file"),
+    unary(SERVICE + "ListDir", PATH, list_directory, "Describe the files of a directory"),
+    unary(SERVICE + "MakeDir", PATH, make_directory, "Make a directory with its parents"),
+    unary(SERVICE + "Move", MOVE, move, "Rename a file or a directory"),
+    unary(SERVICE + "Remove", PATH, remove, "Remove a file or a directory with its content"),
+    stream(SERVICE + "WatchDir", WATCH, watch, "Stream the changes in a directory"),
+    unary(SERVICE + "CreateWatcher", WATCH, create_watcher, "Gather changes for polls"),
+    unary(SERVICE + "GetWatcherEvents", WATCHER, poll, "The changes since the last poll"),
+    unary(SERVICE + "RemoveWatcher", WATCHER, remove_watcher, "Stop gathering changes"),
+)

@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from execd.api.wire_api import Route
     from execd.engine.engine_api import Engine, Execution, Stream
     from execd_e2b.accounts import RequestAccount
     from execd_e2b.sandbox import Sandbox
@@ -62,19 +61,6 @@ if TYPE_CHECKING:
 SERVICE = "/process.Process/"
 ENDED_SECONDS = 300.0
 """How long Connect finds a command after its end. envd: 30 s, and without the output."""
-
-
-def routes() -> list[Route]:
-    return [
-        stream(SERVICE + "Start", messages.START, start, "Run a program"),
-        stream(SERVICE + "Connect", messages.PROCESS, connect, "Follow a program"),
-        unary(SERVICE + "List", messages.PROCESS, list_processes, "List the programs that run"),
-        unary(SERVICE + "SendInput", messages.PROCESS, send_input, "Give a program input"),
-        raw_stream(SERVICE + "StreamInput", stream_input, "Give a program input as it comes"),
-        unary(SERVICE + "CloseStdin", messages.PROCESS, close_stdin, "End a program's input"),
-        unary(SERVICE + "SendSignal", messages.PROCESS, send_signal, "Signal a program"),
-        unary(SERVICE + "Update", messages.PROCESS, update, "Set the size of a terminal"),
-    ]
 
 
 async def start(
@@ -302,3 +288,15 @@ async def update(
     if asked.pty is not None:
         execution.resize(*messages.terminal_size(asked.pty))
     return {}
+
+
+ROUTES = (
+    stream(SERVICE + "Start", messages.START, start, "Run a program"),
+    stream(SERVICE + "Connect", messages.PROCESS, connect, "Follow a program"),
+    unary(SERVICE + "List", messages.PROCESS, list_processes, "List the programs that run"),
+    unary(SERVICE + "SendInput", messages.PROCESS, send_input, "Give a program input"),
+    raw_stream(SERVICE + "StreamInput", stream_input, "Give a program input as it comes"),
+    unary(SERVICE + "CloseStdin", messages.PROCESS, close_stdin, "End a program's input"),
+    unary(SERVICE + "SendSignal", messages.PROCESS, send_signal, "Signal a program"),
+    unary(SERVICE + "Update", messages.PROCESS, update, "Set the size of a terminal"),
+)

@@ -71,42 +71,6 @@ class ComposeRequest(msgspec.Struct, frozen=True, kw_only=True):
 COMPOSE = msgspec.json.Decoder(ComposeRequest)
 
 
-def routes() -> list[Route]:
-    return [
-        Route(
-            method="GET",
-            path="/files",
-            handler=download,
-            name="download_file",
-            summary="Read a file",
-            headers=("Range", "If-Range", "If-None-Match", "If-Modified-Since"),
-            replies={200: ("*/*",), 206: ("*/*",), 304: ()},
-            reply_headers=FILE_HEADERS,
-            errors=(NotFound, RangeNotSatisfiable, ResourceExhausted),
-        ),
-        Route(
-            method="POST",
-            path="/files",
-            handler=upload,
-            name="upload_files",
-            summary="Write files",
-            body=(FORM, BYTES),
-            replies={200: (list[dict[str, Any]],)},
-            errors=(NoSpace, ResourceExhausted),
-        ),
-        Route(
-            method="POST",
-            path="/files/compose",
-            handler=compose,
-            name="compose_files",
-            summary="Join files into one, and remove the parts",
-            body=(ComposeRequest,),
-            replies={200: (dict[str, str],)},
-            errors=(NotFound, NoSpace, ResourceExhausted),
-        ),
-    ]
-
-
 async def download(request: web.Request) -> web.StreamResponse:
     query = query_of(request.raw_path)
     sandbox = request.app[SANDBOX]
@@ -322,3 +286,38 @@ async def _append(joined: Upload, file: OpenedFile) -> None:
     while data := await file.read(offset, CHUNK_BYTES):
         await joined.write(data)
         offset += len(data)
+
+
+ROUTES = (
+    Route(
+        method="GET",
+        path="/files",
+        handler=download,
+        name="download_file",
+        summary="Read a file",
+        headers=("Range", "If-Range", "If-None-Match", "If-Modified-Since"),
+        replies={200: ("*/*",), 206: ("*/*",), 304: ()},
+        reply_headers=FILE_HEADERS,
+        errors=(NotFound, RangeNotSatisfiable, ResourceExhausted),
+    ),
+    Route(
+        method="POST",
+        path="/files",
+        handler=upload,
+        name="upload_files",
+        summary="Write files",
+        body=(FORM, BYTES),
+        replies={200: (list[dict[str, Any]],)},
+        errors=(NoSpace, ResourceExhausted),
+    ),
+    Route(
+        method="POST",
+        path="/files/compose",
+        handler=compose,
+        name="compose_files",
+        summary="Join files into one, and remove the parts",
+        body=(ComposeRequest,),
+        replies={200: (dict[str, str],)},
+        errors=(NotFound, NoSpace, ResourceExhausted),
+    ),
+)

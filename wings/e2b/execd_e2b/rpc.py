@@ -111,7 +111,6 @@ async def send_frames(
         _with_end(frames),
         bytes,
         content_type=STREAM_TYPE,
-        stall_seconds=request.app[ENGINE].config.stream_stall_seconds,
         on_stall=on_stall,
     )
 

@@ -39,46 +39,6 @@ class InitRequest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 INIT = msgspec.json.Decoder(InitRequest)
 
 
-def routes() -> list[Route]:
-    return [
-        Route(
-            method="GET",
-            path="/health",
-            handler=health,
-            name="health",
-            summary="Whether the daemon lives",
-            replies={204: (), 200: ("text/plain",)},
-            access=Access.PROBE,
-        ),
-        Route(
-            method="GET",
-            path="/metrics",
-            handler=metrics,
-            name="sandbox_metrics",
-            summary="CPU, memory and disk of the sandbox",
-            replies={200: (dict[str, float],)},
-        ),
-        Route(
-            method="GET",
-            path="/envs",
-            handler=envs,
-            name="sandbox_variables",
-            summary="The variables of every command",
-            replies={200: (dict[str, str],)},
-        ),
-        Route(
-            method="POST",
-            path="/init",
-            handler=init,
-            name="init_sandbox",
-            summary="Set the variables, the user and the workdir of commands",
-            body=(InitRequest,),
-            is_body_optional=True,
-            replies={204: ()},
-        ),
-    ]
-
-
 async def health(request: web.Request) -> web.StreamResponse:
     """Reply as envd (204), or as the code interpreter on its port (200)."""
     if request.app[IS_CODE_PORT] or request.headers.get("E2b-Sandbox-Port") == CODE_PORT:
@@ -154,3 +114,42 @@ def _parse_timestamp(text: str | None) -> datetime | None:
     except ValueError:
         raise InvalidArgument("timestamp: not a time as of RFC 3339", field="timestamp") from None
     return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+
+
+ROUTES = (
+    Route(
+        method="GET",
+        path="/health",
+        handler=health,
+        name="health",
+        summary="Whether the daemon lives",
+        replies={204: (), 200: ("text/plain",)},
+        access=Access.PROBE,
+    ),
+    Route(
+        method="GET",
+        path="/metrics",
+        handler=metrics,
+        name="sandbox_metrics",
+        summary="CPU, memory and disk of the sandbox",
+        replies={200: (dict[str, float],)},
+    ),
+    Route(
+        method="GET",
+        path="/envs",
+        handler=envs,
+        name="sandbox_variables",
+        summary="The variables of every command",
+        replies={200: (dict[str, str],)},
+    ),
+    Route(
+        method="POST",
+        path="/init",
+        handler=init,
+        name="init_sandbox",
+        summary="Set the variables, the user and the workdir of commands",
+        body=(InitRequest,),
+        is_body_optional=True,
+        replies={204: ()},
+    ),
+)

@@ -11,7 +11,7 @@ from aiohttp import web
 from execd.api.wire_api import (
     V1_HTTP_STATUS,
     ErrorRenderers,
-    HttpDialect,
+    HttpService,
     json_reply,
     replace_surrogates,
 )
@@ -57,7 +57,7 @@ def routes() -> tuple[Route, ...]:
         *(envd_process, envd_filesystem, file_transfers),
         *(sandbox_routes, code_interpreter),
     )
-    return tuple(route for module in modules for route in module.routes())
+    return tuple(route for module in modules for route in module.ROUTES)
 
 
 def runs_something(method: str, canonical: str) -> bool:
@@ -147,15 +147,15 @@ CODE = ErrorRenderers(_code, _http_code)
 CONTEXT = ErrorRenderers(lambda error: _code(error, OPEN_CONTEXTS), _http_code)
 
 
-def make_dialect(settings: Settings, *, is_code_port: bool) -> HttpDialect:
+def make_service(settings: Settings, *, is_code_port: bool) -> HttpService:
     """``is_code_port``: the port is the code interpreter's, and not envd's."""
 
     def prepare(app: web.Application) -> None:
         app[IS_CODE_PORT] = is_code_port
         share_sandbox(app)
 
-    return HttpDialect(
-        name="e2b",
+    return HttpService(
+        dialect="e2b",
         routes=routes(),
         renderers=renderers,
         runs=runs_something,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest_asyncio
 
 from execd_e2b.settings import Settings
-from execd_e2b.table import make_dialect
+from execd_e2b.table import make_service
 from tests.api.conftest import DEADLINE_SECONDS, JSON, Answer, Wire, share_loop
 from tests.api.conftest import guarded_loop as guarded_loop
 from tests.api.conftest import one_loop as one_loop
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pytest
     from aiohttp import ClientResponse
 
-E2B = make_dialect(Settings(), is_code_port=False)
+E2B = make_service(Settings(), is_code_port=False)
 STREAM = {"Content-Type": "application/connect+json", "Connect-Protocol-Version": "1"}
 
 FOLDER = Path(__file__).parent

@@ -10,7 +10,7 @@ import pytest
 from aiohttp.test_utils import TestClient
 
 from execd_e2b.settings import Settings
-from execd_e2b.table import make_dialect
+from execd_e2b.table import make_service
 from tests.api.conftest import JSON, LIMITS, ExecdServer
 from wings.e2b.tests.conftest import E2B, Box, output_of, shell
 
@@ -40,7 +40,7 @@ async def test_health_on_the_port_of_the_code_interpreter_is_the_code_interprete
 ) -> None:
     envd = await serve(dialect=E2B)
     assert (await Box(envd).get("/health")).http_status == 204
-    code = make_dialect(Settings(), is_code_port=True)
+    code = make_service(Settings(), is_code_port=True)
     server = ExecdServer(envd.engine, LIMITS, is_narrow=False, dialect=code)
     async with TestClient(server) as client, client.get("/health") as answer:
         assert (answer.status, await answer.read()) == (200, b"OK")

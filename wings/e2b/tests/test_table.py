@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from execd_e2b.settings import Settings
-from execd_e2b.table import is_context, make_dialect
+from execd_e2b.table import is_context, make_service
 from tests.api.conftest import JSON
 from tests.api.route_access import assert_the_init_is_awaited, assert_the_token_is_needed
 from wings.e2b.tests.conftest import E2B, STREAM, Box, packed, shell
@@ -76,7 +76,7 @@ async def test_open_contexts_open_the_contexts_only(
     serve: Callable[..., Awaitable[Wire]],
 ) -> None:
     token_sha256 = hashlib.sha256(TOKEN.encode()).hexdigest()
-    dialect = make_dialect(Settings(open_contexts="on"), is_code_port=False)
+    dialect = make_service(Settings(open_contexts="on"), is_code_port=False)
     box = Box(await serve(dialect=dialect, token_sha256=token_sha256, sessions="lazy"))
     assert (await box.get("/contexts")).http_status == 200
     answer = await box.wire.request("DELETE", "/contexts/nothing")

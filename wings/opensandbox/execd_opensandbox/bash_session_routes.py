@@ -57,41 +57,6 @@ SESSION_BODY = msgspec.json.Decoder(BashSessionBody)
 RUN_BODY = msgspec.json.Decoder(BashRunBody)
 
 
-def routes() -> list[Route]:
-    return [
-        Route(
-            method="POST",
-            path="/session",
-            handler=create,
-            name="opensandbox_create_bash_session",
-            summary="Make a bash session",
-            body=(BashSessionBody,),
-            is_body_optional=True,
-            replies={200: (BashSessionReply,)},
-            errors=(Conflict, ResourceExhausted, NotSupported),
-        ),
-        Route(
-            method="POST",
-            path="/session/{id}/run",
-            handler=run,
-            name="opensandbox_run_in_bash_session",
-            summary="Run a command in a bash session",
-            body=(BashRunBody,),
-            replies={200: ("text/event-stream",)},
-            errors=(NotFound, ResourceExhausted),
-        ),
-        Route(
-            method="DELETE",
-            path="/session/{id}",
-            handler=delete,
-            name="opensandbox_delete_bash_session",
-            summary="End a bash session",
-            replies={200: ()},
-            errors=(NotFound,),
-        ),
-    ]
-
-
 async def create(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     asked = await parse_body(request, SESSION_BODY)
@@ -141,3 +106,37 @@ async def delete(request: web.Request) -> web.StreamResponse:
     sessions = request.app[ENGINE].bash_sessions
     await sessions.delete(sessions.get(request.match_info["id"]))
     return web.Response()
+
+
+ROUTES = (
+    Route(
+        method="POST",
+        path="/session",
+        handler=create,
+        name="opensandbox_create_bash_session",
+        summary="Make a bash session",
+        body=(BashSessionBody,),
+        is_body_optional=True,
+        replies={200: (BashSessionReply,)},
+        errors=(Conflict, ResourceExhausted, NotSupported),
+    ),
+    Route(
+        method="POST",
+        path="/session/{id}/run",
+        handler=run,
+        name="opensandbox_run_in_bash_session",
+        summary="Run a command in a bash session",
+        body=(BashRunBody,),
+        replies={200: ("text/event-stream",)},
+        errors=(NotFound, ResourceExhausted),
+    ),
+    Route(
+        method="DELETE",
+        path="/session/{id}",
+        handler=delete,
+        name="opensandbox_delete_bash_session",
+        summary="End a bash session",
+        replies={200: ()},
+        errors=(NotFound,),
+    ),
+)

@@ -37,7 +37,7 @@ from execd_opensandbox.event_reply import send_execution
 from execd_opensandbox.requests import expanded, parse_body, program_environment, required_query
 
 if TYPE_CHECKING:
-    from execd.engine.engine_api import BashSession, Dialect, Engine, Session
+    from execd.engine.engine_api import BashSession, DialectName, Engine, Session
 
 Language = Literal["python", "bash"]
 LANGUAGES: tuple[Language, ...] = ("python", "bash")
@@ -76,77 +76,9 @@ class ContextReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     cwd: str | None = None
 
 
-DIALECT: Dialect = "opensandbox"
+DIALECT: DialectName = "opensandbox"
 CODE_BODY = msgspec.json.Decoder(CodeBody)
 CONTEXT_BODY = msgspec.json.Decoder(ContextBody)
-
-
-def routes() -> list[Route]:
-    return [
-        Route(
-            method="POST",
-            path="/code",
-            handler=run,
-            name="opensandbox_run_code",
-            summary="Run code in a context",
-            body=(CodeBody,),
-            replies={200: ("text/event-stream",)},
-            errors=(NotFound, NotSupported, ResourceExhausted),
-        ),
-        Route(
-            method="DELETE",
-            path="/code",
-            handler=interrupt,
-            name="opensandbox_interrupt_code",
-            summary="Interrupt the code of a context",
-            replies={200: ()},
-            errors=(NotFound, Conflict),
-        ),
-        Route(
-            method="POST",
-            path="/code/context",
-            handler=create,
-            name="opensandbox_create_context",
-            summary="Make a context",
-            body=(ContextBody,),
-            replies={200: (ContextReply,)},
-            errors=(NotSupported, ResourceExhausted),
-        ),
-        Route(
-            method="GET",
-            path="/code/contexts",
-            handler=list_contexts,
-            name="opensandbox_list_contexts",
-            summary="List the contexts",
-            replies={200: (list[ContextReply],)},
-        ),
-        Route(
-            method="DELETE",
-            path="/code/contexts",
-            handler=delete_contexts,
-            name="opensandbox_delete_contexts",
-            summary="Delete the contexts of a language",
-            replies={200: ()},
-        ),
-        Route(
-            method="GET",
-            path="/code/contexts/{id}",
-            handler=show,
-            name="opensandbox_get_context",
-            summary="One context",
-            replies={200: (ContextReply,)},
-            errors=(NotFound,),
-        ),
-        Route(
-            method="DELETE",
-            path="/code/contexts/{id}",
-            handler=delete,
-            name="opensandbox_delete_context",
-            summary="Delete a context",
-            replies={200: ()},
-            errors=(NotFound,),
-        ),
-    ]
 
 
 def parse_language(language: str | None) -> Language:
@@ -266,3 +198,70 @@ async def _delete(engine: Engine, context: Session | BashSession) -> None:
         session = engine.sessions.find(context.id)
         if session is not None:
             await engine.sessions.delete(session)
+
+
+ROUTES = (
+    Route(
+        method="POST",
+        path="/code",
+        handler=run,
+        name="opensandbox_run_code",
+        summary="Run code in a context",
+        body=(CodeBody,),
+        replies={200: ("text/event-stream",)},
+        errors=(NotFound, NotSupported, ResourceExhausted),
+    ),
+    Route(
+        method="DELETE",
+        path="/code",
+        handler=interrupt,
+        name="opensandbox_interrupt_code",
+        summary="Interrupt the code of a context",
+        replies={200: ()},
+        errors=(NotFound, Conflict),
+    ),
+    Route(
+        method="POST",
+        path="/code/context",
+        handler=create,
+        name="opensandbox_create_context",
+        summary="Make a context",
+        body=(ContextBody,),
+        replies={200: (ContextReply,)},
+        errors=(NotSupported, ResourceExhausted),
+    ),
+    Route(
+        method="GET",
+        path="/code/contexts",
+        handler=list_contexts,
+        name="opensandbox_list_contexts",
+        summary="List the contexts",
+        replies={200: (list[ContextReply],)},
+    ),
+    Route(
+        method="DELETE",
+        path="/code/contexts",
+        handler=delete_contexts,
+        name="opensandbox_delete_contexts",
+        summary="Delete the contexts of a language",
+        replies={200: ()},
+    ),
+    Route(
+        method="GET",
+        path="/code/contexts/{id}",
+        handler=show,
+        name="opensandbox_get_context",
+        summary="One context",
+        replies={200: (ContextReply,)},
+        errors=(NotFound,),
+    ),
+    Route(
+        method="DELETE",
+        path="/code/contexts/{id}",
+        handler=delete,
+        name="opensandbox_delete_context",
+        summary="Delete a context",
+        replies={200: ()},
+        errors=(NotFound,),
+    ),
+)

@@ -88,49 +88,6 @@ class CommandStatusReply(msgspec.Struct, frozen=True, kw_only=True):
 BODY = msgspec.json.Decoder(CommandBody)
 
 
-def routes() -> list[Route]:
-    return [
-        Route(
-            method="POST",
-            path="/command",
-            handler=run,
-            name="opensandbox_run_command",
-            summary="Run a command",
-            body=(CommandBody,),
-            replies={200: ("text/event-stream",)},
-            errors=(ResourceExhausted,),
-        ),
-        Route(
-            method="DELETE",
-            path="/command",
-            handler=interrupt,
-            name="opensandbox_interrupt_command",
-            summary="End a command, or the run of a bash session",
-            replies={200: ()},
-            errors=(NotFound, Conflict),
-        ),
-        Route(
-            method="GET",
-            path="/command/status/{id}",
-            handler=show,
-            name="opensandbox_command_status",
-            summary="The state of a command",
-            replies={200: (CommandStatusReply,)},
-            errors=(NotFound,),
-        ),
-        Route(
-            method="GET",
-            path="/command/{id}/logs",
-            handler=logs,
-            name="opensandbox_command_logs",
-            summary="The output of a background command",
-            replies={200: ("text/plain",)},
-            reply_headers=(CURSOR_HEADER,),
-            errors=(NotFound,),
-        ),
-    ]
-
-
 async def run(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     asked = await parse_body(request, BODY)
@@ -264,3 +221,45 @@ async def _read_log(execution: Execution, cursor: int) -> tuple[bytes, int]:
     if may_grow or stop < total_bytes:
         data = data[: len(data) - incomplete_tail_bytes(data)]
     return marker + data, cursor + len(data)
+
+
+ROUTES = (
+    Route(
+        method="POST",
+        path="/command",
+        handler=run,
+        name="opensandbox_run_command",
+        summary="Run a command",
+        body=(CommandBody,),
+        replies={200: ("text/event-stream",)},
+        errors=(ResourceExhausted,),
+    ),
+    Route(
+        method="DELETE",
+        path="/command",
+        handler=interrupt,
+        name="opensandbox_interrupt_command",
+        summary="End a command, or the run of a bash session",
+        replies={200: ()},
+        errors=(NotFound, Conflict),
+    ),
+    Route(
+        method="GET",
+        path="/command/status/{id}",
+        handler=show,
+        name="opensandbox_command_status",
+        summary="The state of a command",
+        replies={200: (CommandStatusReply,)},
+        errors=(NotFound,),
+    ),
+    Route(
+        method="GET",
+        path="/command/{id}/logs",
+        handler=logs,
+        name="opensandbox_command_logs",
+        summary="The output of a background command",
+        replies={200: ("text/plain",)},
+        reply_headers=(CURSOR_HEADER,),
+        errors=(NotFound,),
+    ),
+)

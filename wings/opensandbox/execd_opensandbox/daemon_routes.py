@@ -44,53 +44,6 @@ class SandboxMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Milliseconds since the epoch."""
 
 
-def routes() -> list[Route]:
-    isolated: dict[str, Any] = {"replies": {200: (dict[str, Any],)}, "errors": (NotSupported,)}
-    return [
-        Route(
-            method="GET",
-            path="/ping",
-            handler=ping,
-            name="opensandbox_ping",
-            summary="Whether the daemon serves",
-            replies={200: ()},
-            access=Access.PROBE,
-        ),
-        Route(
-            method="GET",
-            path="/metrics",
-            handler=metrics,
-            name="opensandbox_metrics",
-            summary="CPU and memory of the sandbox",
-            replies={200: (SandboxMetrics,)},
-        ),
-        Route(
-            method="GET",
-            path="/metrics/watch",
-            handler=watch,
-            name="opensandbox_watch_metrics",
-            summary="CPU and memory of the sandbox, every second",
-            replies={200: ("text/event-stream",)},
-        ),
-        Route(
-            method="GET",
-            path="/v1/isolated/capabilities",
-            handler=isolation,
-            name="opensandbox_isolation",
-            summary="Whether there are isolated sessions",
-            **isolated,
-        ),
-        Route(
-            method="*",
-            path="/v1/isolated/{rest:.*}",
-            handler=refuse_isolation,
-            name="opensandbox_isolated",
-            summary="Isolated sessions, which are refused",
-            **isolated,
-        ),
-    ]
-
-
 async def ping(_: web.Request) -> web.StreamResponse:
     return web.Response()
 
@@ -115,7 +68,7 @@ async def watch(request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse(headers=STREAM_HEADERS)
     await response.prepare(request)
     if request.method == "GET":
-        with abort_when_stalled(request, engine.config.stream_stall_seconds):
+        with abort_when_stalled(request):
             while not engine.is_draining:
                 await response.write(msgspec.json.encode(read_metrics(engine)) + b"\n")
                 await asyncio.sleep(WATCH_SECONDS)
@@ -143,3 +96,49 @@ async def isolation(request: web.Request) -> web.StreamResponse:
 
 async def refuse_isolation(_: web.Request) -> web.StreamResponse:
     raise NotSupported(NO_ISOLATION)
+
+
+ISOLATED: dict[str, Any] = {"replies": {200: (dict[str, Any],)}, "errors": (NotSupported,)}
+ROUTES = (
+    Route(
+        method="GET",
+        path="/ping",
+        handler=ping,
+        name="opensandbox_ping",
+        summary="Whether the daemon serves",
+        replies={200: ()},
+        access=Access.PROBE,
+    ),
+    Route(
+        method="GET",
+        path="/metrics",
+        handler=metrics,
+        name="opensandbox_metrics",
+        summary="CPU and memory of the sandbox",
+        replies={200: (SandboxMetrics,)},
+    ),
+    Route(
+        method="GET",
+        path="/metrics/watch",
+        handler=watch,
+        name="opensandbox_watch_metrics",
+        summary="CPU and memory of the sandbox, every second",
+        replies={200: ("text/event-stream",)},
+    ),
+    Route(
+        method="GET",
+        path="/v1/isolated/capabilities",
+        handler=isolation,
+        name="opensandbox_isolation",
+        summary="Whether there are isolated sessions",
+        **ISOLATED,
+    ),
+    Route(
+        method="*",
+        path="/v1/isolated/{rest:.*}",
+        handler=refuse_isolation,
+        name="opensandbox_isolated",
+        summary="Isolated sessions, which are refused",
+        **ISOLATED,
+    ),
+)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from execd.api.wire_api import ENGINE, WireEvent, send_events
+from execd.api.wire_api import WireEvent, send_events
 from execd.engine.engine_api import (
     DisplayEvent,
     Dropped,
@@ -71,7 +71,6 @@ async def send_execution(
 ) -> web.StreamResponse:
     """Send the events of the execution until its end. ``name``: the id in the event ``init``.
     Raises ResourceExhausted, Unavailable before the first event."""
-    config = request.app[ENGINE].config
     with execution.attach() as attachment:
         await _has_started(execution)
         frames = _frames(execution, name, strips=request.app[SETTINGS].line_ends == "strip")
@@ -79,7 +78,6 @@ async def send_execution(
             request,
             _Frames(),
             _as_wire_events(frames),
-            stall_seconds=config.stream_stall_seconds,
             on_stall=attachment.excuse,
             headers=STREAM_HEADERS,
         )
@@ -106,8 +104,6 @@ async def send_started(request: web.Request, execution: Execution) -> web.Stream
         request,
         _Frames(),
         _as_wire_events(frames()),
-        stall_seconds=request.app[ENGINE].config.stream_stall_seconds,
-        on_stall=lambda: None,
         headers=STREAM_HEADERS,
     )
 

@@ -77,10 +77,6 @@ REPLACEMENTS = msgspec.json.Decoder(dict[str, ReplacedText])
 CHANGES = (NotFound, Conflict, ResourceExhausted, NoSpace, ReadOnly)
 
 
-def routes() -> list[Route]:
-    return [*_rows("", ""), *_rows(IDENTITY, "_as_user")]
-
-
 def _rows(prefix: str, suffix: str) -> Iterable[Route]:
     def row(
         method: str, path: str, handler: Handler, name: str, summary: str, **more: object
@@ -318,3 +314,6 @@ async def _remove(engine: Engine, place: str, *, recursive: bool = False) -> Non
         await engine.tree_files.remove(place, recursive=recursive)
     except NotFound:
         return
+
+
+ROUTES = (*_rows("", ""), *_rows(IDENTITY, "_as_user"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from execd.api.wire_api import ErrorRenderers, HttpDialect
+from execd.api.wire_api import ErrorRenderers, HttpService
 from execd_opensandbox import (
     bash_session_routes,
     code_routes,
@@ -34,7 +34,7 @@ def routes() -> tuple[Route, ...]:
         *(command_routes, file_routes, bash_session_routes, code_routes),
         *(daemon_routes, runtime_init, pty_routes, port_proxy),
     )
-    return tuple(route for module in modules for route in module.routes())
+    return tuple(route for module in modules for route in module.ROUTES)
 
 
 def runs_something(method: str, canonical: str) -> bool:
@@ -51,13 +51,13 @@ def renderers(path: str) -> ErrorRenderers:
     return ErrorRenderers(partial(render_error, of_files=of_files), render_http_error)
 
 
-def make_dialect(settings: Settings) -> HttpDialect:
+def make_service(settings: Settings) -> HttpService:
     def prepare(app: web.Application) -> None:
         app[SETTINGS] = settings
         app[runtime_init.SANDBOX] = runtime_init.OwnedSandbox()
 
-    return HttpDialect(
-        name="opensandbox",
+    return HttpService(
+        dialect="opensandbox",
         routes=routes(),
         renderers=renderers,
         runs=runs_something,

@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from execd.engine.engine_api import Engine
 
 TITLE = "OpenSandbox"
-NAME = "opensandbox"
-__all__ = ["NAME", "TITLE", "Settings", "open"]
+SETTINGS_NAME = "opensandbox"
+__all__ = ["SETTINGS_NAME", "TITLE", "Settings", "open"]
 
 
 def open(engine: Engine, settings: Settings, context: PortContext) -> PortServer:
     from execd.api.wire_api import make_http_port
-    from execd_opensandbox.opensandbox_dialect import make_dialect
+    from execd_opensandbox.opensandbox_dialect import make_service
 
     if settings.runtime_init:
         context.gate.await_init()
-    return make_http_port(engine, context, make_dialect(settings))
+    return make_http_port(engine, context, make_service(settings))

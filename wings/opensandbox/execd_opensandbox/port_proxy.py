@@ -69,24 +69,6 @@ class _SocketRefused(Exception):
         self.answer = answer
 
 
-def routes() -> list[Route]:
-    return [
-        Route(
-            method="*",
-            path=path,
-            handler=proxy,
-            name=name,
-            summary="A server inside the sandbox",
-            replies={200: ("*/*",)},
-            errors=(PermissionDenied,),
-        )
-        for name, path in (
-            ("opensandbox_proxy_root", "/proxy/{port}"),
-            ("opensandbox_proxy", "/proxy/{port}" + PATH),
-        )
-    ]
-
-
 def parse_port(engine: Engine, text: str) -> int:
     """Raises InvalidArgument, PermissionDenied."""
     if not (text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) <= 65535):
@@ -192,8 +174,7 @@ async def _pass_answer(request: web.Request, answer: ClientResponse) -> web.Stre
             response.headers.add(name, value)
     _end_with_connection(answer)
     await response.prepare(request)
-    stall_seconds = request.app[ENGINE].config.stream_stall_seconds
-    with abort_when_stalled(request, stall_seconds):
+    with abort_when_stalled(request):
         async for data in answer.content.iter_any():
             await response.write(data)
         await response.write_eof()
@@ -255,8 +236,7 @@ async def _pass_messages_both_ways(
             compress=False,
         )
         await socket.prepare(request)
-        stall_seconds = request.app[ENGINE].config.stream_stall_seconds
-        with abort_when_stalled(request, stall_seconds):
+        with abort_when_stalled(request):
             ways = [
                 asyncio.ensure_future(_pass_messages(socket, inside)),
                 asyncio.ensure_future(_pass_messages(inside, socket)),
@@ -288,3 +268,20 @@ async def _close_both(socket: web.WebSocketResponse, inside: ClientWebSocketResp
             async with asyncio.timeout(CLOSE_SECONDS):
                 code = other.close_code or aiohttp.WSCloseCode.OK
                 await one.close(code=code if code in SENDABLE else aiohttp.WSCloseCode.OK)
+
+
+ROUTES = tuple(
+    Route(
+        method="*",
+        path=path,
+        handler=proxy,
+        name=name,
+        summary="A server inside the sandbox",
+        replies={200: ("*/*",)},
+        errors=(PermissionDenied,),
+    )
+    for name, path in (
+        ("opensandbox_proxy_root", "/proxy/{port}"),
+        ("opensandbox_proxy", "/proxy/{port}" + PATH),
+    )
+)

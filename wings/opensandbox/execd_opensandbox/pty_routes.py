@@ -26,23 +26,19 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
-from aiohttp.http import WSCloseCode, WSMsgType
+from aiohttp.http import WSMsgType
 
 from execd.api.wire_api import (
     ENGINE,
     Route,
-    StallDetector,
-    Turn,
-    cancel_and_wait,
+    SocketViewer,
     json_reply,
-    lease_of,
     origin_of,
     parse_json,
     query_of,
     signal_number,
 )
 from execd.engine.engine_api import (
-    FREE_BYTES,
     Conflict,
     Dropped,
     ExecdError,
@@ -69,17 +65,14 @@ from execd_opensandbox.requests import expanded, int_query, parse_body, program_
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from aiohttp import WSMessage
+
     from execd.engine.engine_api import Execution, NamedTerminal
 
-TAKEN_OVER, TOO_SLOW = 4001, 4008
-"""Close codes from the range for applications (RFC 6455 §7.4.2)."""
-MAX_INPUT_BYTES = 256 * 1024
-CLOSE_SECONDS = 5.0
-MESSAGES_PER_TURN = 32
-MESSAGES_PER_SECOND = 10_000
-"""Messages of a viewer of ``/pty``, in a second. With more the WebSocket closes with 1008.
+    Frame = tuple[bytes, WSMsgType]
 
-A paste is one message."""
+TAKEN_OVER = 4001
+"""Close code from the range for applications (RFC 6455 §7.4.2)."""
 KEYS = {"SIGINT": b"\x03", "SIGQUIT": b"\x1c"}
 """Signals that a terminal sends itself, to the program in the foreground."""
 
@@ -106,50 +99,6 @@ class PtyStatusReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 BODY = msgspec.json.Decoder(PtyBody)
-
-
-def routes() -> list[Route]:
-    one = "/pty/{id}"
-    return [
-        Route(
-            method="POST",
-            path="/pty",
-            handler=create,
-            name="opensandbox_create_pty",
-            summary="Make a terminal",
-            body=(PtyBody,),
-            is_body_optional=True,
-            replies={201: (PtyReply,)},
-            errors=(ResourceExhausted,),
-        ),
-        Route(
-            method="GET",
-            path=one,
-            handler=show,
-            name="opensandbox_pty_status",
-            summary="One terminal",
-            replies={200: (PtyStatusReply,)},
-            errors=(NotFound,),
-        ),
-        Route(
-            method="DELETE",
-            path=one,
-            handler=delete,
-            name="opensandbox_delete_pty",
-            summary="End the shell of a terminal",
-            replies={200: ()},
-            errors=(NotFound,),
-        ),
-        Route(
-            method="GET",
-            path=f"{one}/ws",
-            handler=look_on,
-            name="opensandbox_attach_pty",
-            summary="A WebSocket on a terminal",
-            replies={101: ()},
-            errors=(NotFound, Conflict, ResourceExhausted),
-        ),
-    ]
 
 
 def _terminal(request: web.Request) -> NamedTerminal:
@@ -184,14 +133,9 @@ async def delete(request: web.Request) -> web.StreamResponse:
 async def look_on(request: web.Request) -> web.StreamResponse:
     engine, terminal = request.app[ENGINE], _terminal(request)
     query, since = query_of(request.raw_path), int_query(request, "since", 0)
-    socket = web.WebSocketResponse(
-        timeout=CLOSE_SECONDS, autoping=False, compress=False, max_msg_size=MAX_INPUT_BYTES
-    )
-    if request.method != "GET" or not socket.can_prepare(request):
-        raise InvalidArgument("ws: a WebSocket is needed (Upgrade: websocket)")
+    socket = SocketViewer.offer(request, "ws")
     takes_over = query.get("takeover") == "1"
     _refuse_second_viewer(terminal, takes_over=takes_over)
-    lease_of(request).resize(FREE_BYTES + MAX_INPUT_BYTES)
     environment = await program_environment(request)
     execution = engine.terminals.start(
         terminal,
@@ -224,7 +168,7 @@ def _refuse_second_viewer(terminal: NamedTerminal, *, takes_over: bool) -> None:
         )
 
 
-class PtyViewer:
+class PtyViewer(SocketViewer):
     """One WebSocket on a terminal."""
 
     def __init__(
@@ -234,87 +178,26 @@ class PtyViewer:
         terminal: NamedTerminal,
         execution: Execution,
     ) -> None:
-        self._request = request
-        self._config = request.app[ENGINE].config
-        self._socket = socket
+        super().__init__(request, socket)
         self._terminal = terminal
         self._execution = execution
-        self._sent_bytes = 0
-        self._sending = asyncio.Lock()
-        """Held during each send: a send that is cancelled would break the frame."""
-        self._turn = Turn()
         self._inputs: asyncio.Queue[bytes] = asyncio.Queue(1)
-        self._taken: asyncio.Future[tuple[int, bytes]]
-        self._taken = asyncio.get_running_loop().create_future()
-        """The close code and its reason, once the viewer has to go."""
 
     def send_away(self) -> None:
         """Another viewer has taken over."""
-        self._end(TAKEN_OVER, b"TAKEN_OVER")
-
-    def _end(self, code: int, reason: bytes) -> None:
-        if not self._taken.done():
-            self._taken.set_result((code, reason))
-
-    async def serve(self, since: int) -> None:
-        """Serve until the shell has ended, the viewer has left, or the viewer is sent away."""
-        transport = self._request.transport
-        if transport is None:
-            return
-        detector = StallDetector(
-            transport,
-            self._config.stream_stall_seconds,
-            lambda: self._sent_bytes,
-            lambda: self._end(TOO_SLOW, b"too slow"),
-        )
-        send = asyncio.ensure_future(self._send_all(since))
-        receive = asyncio.ensure_future(self._receive())
-        feed = asyncio.ensure_future(self._feed())
-        try:
-            await asyncio.wait((send, receive, self._taken), return_when=asyncio.FIRST_COMPLETED)
-            if self._taken.done():
-                await self._close(*self._taken.result())
-            elif send.done():
-                async with self._sending:
-                    await cancel_and_wait(receive, feed)
-                send.result()
-                await self._close(WSCloseCode.OK, b"")
-        finally:
-            detector.stop()
-            await cancel_and_wait(send, receive, feed)
-            self._request.app[ENGINE].counters.sent_bytes += self._sent_bytes
-
-    async def _close(self, code: int, reason: bytes) -> None:
-        try:
-            async with asyncio.timeout(CLOSE_SECONDS):
-                await self._socket.close(code=code, message=reason)
-        except TimeoutError:
-            if self._request.transport is not None:
-                self._request.transport.abort()
+        self.dismiss(TAKEN_OVER, b"TAKEN_OVER")
 
     # To the viewer.
 
-    async def _send_all(self, since: int) -> None:
-        async with aclosing(self._messages(since)) as messages:
-            async for message in messages:
-                if message is None:
-                    async with self._sending:
-                        await self._socket.ping()
-                elif isinstance(message, bytes):
-                    await self._send(message, WSMsgType.BINARY)
-                else:
-                    await self._send(json.dumps(message).encode(), WSMsgType.TEXT)
-
-    async def _messages(self, since: int) -> AsyncGenerator[bytes | dict[str, Any] | None, None]:
-        """Yield the messages. None stands for a ping."""
+    async def _frames(self, offset: int) -> AsyncGenerator[Frame | None, None]:
         known = self._terminal.output_bytes
-        since = min(since, known)
+        since = min(offset, known)
         is_connected = False
-        connected = {
-            "type": "connected",
-            "session_id": self._terminal.id,
-            "mode": "pty" if self._terminal.has_terminal else "pipe",
-        }
+        connected = _text(
+            type="connected",
+            session_id=self._terminal.id,
+            mode="pty" if self._terminal.has_terminal else "pipe",
+        )
         if since >= known:
             is_connected = True
             yield connected
@@ -325,14 +208,17 @@ class PtyViewer:
                         pass
                     case Output() if event.stream == "stdout" and event.offset < known:
                         past = event.data[: known - event.offset]
-                        yield replay_message(event.offset, past)
+                        yield replay_message(event.offset, past), WSMsgType.BINARY
                         if event.offset + len(past) >= known and not is_connected:
                             is_connected = True
                             yield connected
                         if len(past) < len(event.data):
-                            yield output_message("stdout", event.data[len(past) :])
+                            yield (
+                                output_message("stdout", event.data[len(past) :]),
+                                WSMsgType.BINARY,
+                            )
                     case Output():
-                        yield output_message(event.stream, event.data)
+                        yield output_message(event.stream, event.data), WSMsgType.BINARY
                     case Dropped():
                         end = event.offset + event.size_bytes
                         if end >= known and not is_connected:
@@ -352,55 +238,29 @@ class PtyViewer:
             0, text=False, known={"stdout": since, "stderr": stderr_bytes}
         )
 
-    def _exit(self) -> dict[str, Any]:
+    def _exit(self) -> Frame:
         result = self._execution.outcome
         exit_code = 125 if result is None else opensandbox_exit_code(result)
-        return {"type": "exit", "exit_code": exit_code}
-
-    async def _send(self, data: bytes, kind: WSMsgType) -> None:
-        async with self._sending:
-            self._sent_bytes += len(data)
-            await self._socket.send_frame(data, kind)
-        await self._turn.count_sent(len(data))
+        return _text(type="exit", exit_code=exit_code)
 
     # From the viewer.
 
-    async def _receive(self) -> None:
-        """Obey messages. Returns when the viewer has left. aiohttp returns received messages
-        without a turn of the event loop, so other tasks run after each MESSAGES_PER_TURN."""
-        loop = asyncio.get_running_loop()
-        since, n_messages = loop.time(), 0
-        async for message in self._socket:
-            n_messages += 1
-            if n_messages % MESSAGES_PER_TURN == 0:
-                await asyncio.sleep(0)
-            if n_messages > MESSAGES_PER_SECOND:
-                if loop.time() - since < 1.0:
-                    self._end(WSCloseCode.POLICY_VIOLATION, b"too many messages")
-                    return
-                since, n_messages = loop.time(), 0
-            try:
-                await self._obey(message.type, message.data)
-            except ExecdError as error:
-                await self._refuse(error, error.details.get("opensandbox_code", "INVALID_FRAME"))
+    async def _obey(self, message: WSMessage) -> None:
+        try:
+            if message.type is WSMsgType.BINARY:
+                if message.data[:1] != b"\x00":
+                    raise InvalidArgument("a binary message begins with the byte 0x00")
+                await self._inputs.put(message.data[1:])
+            elif message.type is WSMsgType.TEXT:
+                await self._obey_text(parse_json(message.data.encode(), MESSAGE, "message"))
+        except ExecdError as error:
+            await self._refuse(error, error.details.get("opensandbox_code", "INVALID_FRAME"))
 
     async def _refuse(self, error: ExecdError, code: str) -> None:
         """Report a refusal. A message that meets the end of the shell is no mistake: ``exit``
         follows."""
         if not (isinstance(error, Conflict) and self._execution.program_has_ended):
-            refusal = {"type": "error", "error": error.message, "code": code}
-            await self._send(json.dumps(refusal).encode(), WSMsgType.TEXT)
-
-    async def _obey(self, kind: WSMsgType, data: Any) -> None:
-        """Raises InvalidArgument, Conflict."""
-        if kind is WSMsgType.PING:
-            await self._socket.pong(data)
-        elif kind is WSMsgType.BINARY:
-            if data[:1] != b"\x00":
-                raise InvalidArgument("a binary message begins with the byte 0x00")
-            await self._inputs.put(data[1:])
-        elif kind is WSMsgType.TEXT:
-            await self._obey_text(parse_json(data.encode(), MESSAGE, "message"))
+            await self._send(*_text(type="error", error=error.message, code=code))
 
     async def _obey_text(self, message: PtyInput | PtySignal | PtyResize | PtyPing) -> None:
         match message:
@@ -417,12 +277,57 @@ class PtyViewer:
             case PtyPing():
                 await self._send(b'{"type":"pong"}', WSMsgType.TEXT)
 
-    async def _feed(self) -> None:
-        """Give the shell its input. A task of its own, so that signals get through while the shell
-        reads nothing."""
+    async def _feed_input(self) -> None:
         while True:
             data = await self._inputs.get()
             try:
                 await self._execution.write_stdin(data)
             except ExecdError as error:
                 await self._refuse(error, "STDIN_WRITE_FAILED")
+
+
+def _text(**message: Any) -> Frame:
+    return json.dumps(message).encode(), WSMsgType.TEXT
+
+
+TERMINAL_ROUTE = "/pty/{id}"
+ROUTES = (
+    Route(
+        method="POST",
+        path="/pty",
+        handler=create,
+        name="opensandbox_create_pty",
+        summary="Make a terminal",
+        body=(PtyBody,),
+        is_body_optional=True,
+        replies={201: (PtyReply,)},
+        errors=(ResourceExhausted,),
+    ),
+    Route(
+        method="GET",
+        path=TERMINAL_ROUTE,
+        handler=show,
+        name="opensandbox_pty_status",
+        summary="One terminal",
+        replies={200: (PtyStatusReply,)},
+        errors=(NotFound,),
+    ),
+    Route(
+        method="DELETE",
+        path=TERMINAL_ROUTE,
+        handler=delete,
+        name="opensandbox_delete_pty",
+        summary="End the shell of a terminal",
+        replies={200: ()},
+        errors=(NotFound,),
+    ),
+    Route(
+        method="GET",
+        path=f"{TERMINAL_ROUTE}/ws",
+        handler=look_on,
+        name="opensandbox_attach_pty",
+        summary="A WebSocket on a terminal",
+        replies={101: ()},
+        errors=(NotFound, Conflict, ResourceExhausted),
+    ),
+)

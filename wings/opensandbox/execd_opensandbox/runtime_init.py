@@ -70,31 +70,6 @@ BODY = msgspec.json.Decoder(InitBody)
 SANDBOX: web.AppKey[OwnedSandbox] = web.AppKey("opensandbox_sandbox", OwnedSandbox)
 
 
-def routes() -> list[Route]:
-    return [
-        Route(
-            method="GET",
-            path="/ready",
-            handler=ready,
-            name="opensandbox_ready",
-            summary="Whether the init has come",
-            replies={200: (InitializedReply,), 503: (InitializedReply,)},
-            access=Access.PROBE,
-        ),
-        Route(
-            method="POST",
-            path="/internal/init",
-            handler=init,
-            name="opensandbox_init",
-            summary="Take the owner's token",
-            body=(InitBody,),
-            replies={200: (dict[str, str],)},
-            errors=(Conflict,),
-            access=Access.INIT,
-        ),
-    ]
-
-
 async def ready(request: web.Request) -> web.StreamResponse:
     if not request.app[SETTINGS].runtime_init:
         raise web.HTTPNotFound
@@ -144,3 +119,27 @@ def _refuse_reserved(names: Iterable[str]) -> None:
     reserved = sorted(RESERVED_VARIABLES & set(names))
     if reserved:
         raise InvalidArgument(f"envs: {reserved[0]} is reserved", field="envs")
+
+
+ROUTES = (
+    Route(
+        method="GET",
+        path="/ready",
+        handler=ready,
+        name="opensandbox_ready",
+        summary="Whether the init has come",
+        replies={200: (InitializedReply,), 503: (InitializedReply,)},
+        access=Access.PROBE,
+    ),
+    Route(
+        method="POST",
+        path="/internal/init",
+        handler=init,
+        name="opensandbox_init",
+        summary="Take the owner's token",
+        body=(InitBody,),
+        replies={200: (dict[str, str],)},
+        errors=(Conflict,),
+        access=Access.INIT,
+    ),
+)

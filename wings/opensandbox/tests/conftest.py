@@ -12,7 +12,7 @@ import aiohttp
 import pytest_asyncio
 
 from execd.engine.engine import Engine
-from execd_opensandbox.opensandbox_dialect import make_dialect
+from execd_opensandbox.opensandbox_dialect import make_service
 from execd_opensandbox.settings import Settings
 from tests.api.conftest import (
     DEADLINE_SECONDS,
@@ -149,7 +149,7 @@ async def serve_opensandbox(
             wing_settings: Settings = DEFAULTS,
             **settings: Any,
         ) -> OpenSandbox:
-            dialect = make_dialect(wing_settings)
+            dialect = make_service(wing_settings)
             if settings or has_own_engine:
                 config = make_config(tmp_path, **settings)
                 engine = await ends.enter_async_context(Engine.open(config))

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from tests.api.shared_engine import SharedEngine
 import pytest
 
-from execd_opensandbox.opensandbox_dialect import make_dialect, runs_something
+from execd_opensandbox.opensandbox_dialect import make_service, runs_something
 from execd_opensandbox.settings import Settings
 
 
@@ -39,10 +39,10 @@ def test_a_route_runs_something_by_its_method_and_pattern(
 async def test_each_route_needs_the_token_as_the_table_says(
     token: str | None, shared_engine: SharedEngine
 ) -> None:
-    await assert_the_token_is_needed(make_dialect(Settings()), shared_engine, token)
+    await assert_the_token_is_needed(make_service(Settings()), shared_engine, token)
 
 
 async def test_before_an_awaited_init_only_probes_and_the_init_are_served(
     shared_engine: SharedEngine,
 ) -> None:
-    await assert_the_init_is_awaited(make_dialect(Settings()), shared_engine)
+    await assert_the_init_is_awaited(make_service(Settings()), shared_engine)

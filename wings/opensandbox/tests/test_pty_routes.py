@@ -211,7 +211,7 @@ async def test_bad_messages_are_answered_and_the_connection_stays(
 async def test_viewer_may_send_as_many_messages_as_are_allowed_in_a_second(
     opensandbox: OpenSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("execd_opensandbox.pty_routes.MESSAGES_PER_SECOND", 100)
+    monkeypatch.setattr("execd.api.wire.socket_viewer.MESSAGES_PER_SECOND", 100)
     async with viewing(opensandbox, await make(opensandbox)) as viewer:
         for _ in range(100):
             await viewer.send(type="ping")
@@ -223,7 +223,7 @@ async def test_viewer_that_sends_without_end_is_sent_away(
     opensandbox: OpenSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The client of this test would take longer than a second for the real number.
-    monkeypatch.setattr("execd_opensandbox.pty_routes.MESSAGES_PER_SECOND", 100)
+    monkeypatch.setattr("execd.api.wire.socket_viewer.MESSAGES_PER_SECOND", 100)
     async with viewing(opensandbox, await make(opensandbox)) as viewer:
         with contextlib.suppress(ConnectionError):
             for _ in range(5_000):

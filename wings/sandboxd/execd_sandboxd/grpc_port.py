@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from execd.engine.engine_api import Engine
 
 TITLE = "sandboxd gRPC"
-NAME = "sandboxd_grpc"
+SETTINGS_NAME = "sandboxd_grpc"
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from execd.engine.engine_api import Engine
 
 TITLE = "sandboxd REST"
-NAME = "sandboxd_rest"
+SETTINGS_NAME = "sandboxd_rest"
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
