@@ -208,7 +208,7 @@ class BashSessions:
         """The number of runs that wait for the turns of their sessions."""
         return sum(max(0, len(one.runs) - 1) for one in self._sessions.values())
 
-    async def delete(self, session: BashSession) -> None:
+    async def end(self, session: BashSession) -> None:
         """End the runs, and forget the session with its state. Idempotent."""
         session.is_deleted = True
         self._sessions.pop(session.id, None)
@@ -232,7 +232,7 @@ class BashSessions:
         """Delete all sessions. A directory that cannot be removed is left behind."""
         for session in self.list():
             with contextlib.suppress(ExecdError):
-                await self.delete(session)
+                await self.end(session)
         await asyncio.gather(*self._tasks, return_exceptions=True)
         folder, self._folder = self._folder, None
         if folder is not None:

@@ -331,7 +331,7 @@ class Engine:
         if is_new:
             self.sessions.forget_unless_used(session, execution)
         if options.is_last:
-            self.sessions.delete_after(session, execution)
+            self.sessions.end_after(session, execution)
         return submitted
 
     async def with_account(self, command: Command) -> Command:

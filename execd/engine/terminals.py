@@ -141,7 +141,7 @@ class Terminals:
         )
         return terminal.execution
 
-    async def delete(self, terminal: NamedTerminal) -> None:
+    async def end(self, terminal: NamedTerminal) -> None:
         """End the shell with all its processes, and forget the terminal. Idempotent."""
         self._terminals.pop(terminal.id, None)
         execution = terminal.execution
@@ -153,4 +153,4 @@ class Terminals:
     async def close(self) -> None:
         """Delete all terminals."""
         with contextlib.suppress(ExecdError):
-            await asyncio.gather(*(self.delete(one) for one in list(self._terminals.values())))
+            await asyncio.gather(*(self.end(one) for one in list(self._terminals.values())))

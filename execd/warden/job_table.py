@@ -36,7 +36,7 @@ class JobTable(dict[int, "Job"]):
             job.is_idle = False
             self._count(job, 1)
 
-    def drop(self, job: Job) -> None:
+    def remove(self, job: Job) -> None:
         del self[job.tag]
         if not job.is_idle:
             self._count(job, -1)

@@ -476,7 +476,7 @@ class Supervisor:
                 and job.reaped_at is not None
                 and job.reaped_at < scan.began
             ):
-                self.jobs.drop(job)
+                self.jobs.remove(job)
         if self._traits.limits_processes_of_namespace:
             process_caps.raise_limits(self.jobs.values(), scan.n_tasks)
         self._record_tasks(scan.n_tasks, scan.processes)

@@ -28,7 +28,7 @@ class SharedEngine:
         """End and forget everything that a test has begun, and make the base dir anew. Fail if
         anything is left: the zygote, for example. Sessions need an engine of their own."""
         for session in list(self.engine.sessions._sessions.values()):
-            await self.engine.sessions.delete(session)
+            await self.engine.sessions.end(session)
         await self._end_executions()
         base_dir = Path(self.engine.config.base_dir)
         shutil.rmtree(base_dir)

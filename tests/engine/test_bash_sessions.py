@@ -170,14 +170,14 @@ async def test_aliases_are_kept_and_expand_after_the_option_of_bash(engine: Engi
 async def test_deletion_ends_the_run_and_removes_the_state(engine: Engine) -> None:
     session = await engine.bash_sessions.create()
     execution = engine.bash_sessions.run(session, "sleep 1000", Command(program=NOTHING))
-    await engine.bash_sessions.delete(session)
+    await engine.bash_sessions.end(session)
     await execution.ended()
     assert not os.path.exists(session.directory)
     with pytest.raises(NotFound):
         engine.bash_sessions.get(session.id)
     with pytest.raises(NotFound):
         engine.bash_sessions.run(session, "true", Command(program=NOTHING))
-    await engine.bash_sessions.delete(session)
+    await engine.bash_sessions.end(session)
 
 
 async def test_runs_that_wait_hold_no_place_and_can_be_canceled(
@@ -206,7 +206,7 @@ async def test_deletion_ends_the_runs_that_wait(engine: Engine) -> None:
     runs = [
         engine.bash_sessions.run(session, "sleep 1000", Command(program=NOTHING)) for _ in range(3)
     ]
-    await engine.bash_sessions.delete(session)
+    await engine.bash_sessions.end(session)
     assert [run.outcome and run.outcome.exit_reason for run in runs] == [ExitReason.CANCELED] * 3
     assert not os.path.exists(session.directory)
 

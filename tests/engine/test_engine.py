@@ -284,7 +284,7 @@ async def test_a_repeated_command_is_answered_though_its_session_is_gone(engine:
     submission = Submission(shell_command("echo $EXECD_SESSION_ID", session_id="s"), key="k")
     first = engine.submit(submission)
     assert (await finish(first.execution)).text == "s"
-    await engine.sessions.delete(session)
+    await engine.sessions.end(session)
     assert engine.submit(submission) == (first.execution, False)
 
 

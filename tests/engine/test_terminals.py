@@ -46,11 +46,11 @@ async def test_search_path_of_the_caller_does_not_hide_the_shell(engine: Engine)
 async def test_deletion_ends_the_shell_and_forgets_the_name(engine: Engine) -> None:
     terminal = engine.terminals.create()
     execution = engine.terminals.start(terminal, has_terminal=True, env={})
-    await engine.terminals.delete(terminal)
+    await engine.terminals.end(terminal)
     assert (await execution.wait()).exit_reason is ExitReason.CANCELED
     with pytest.raises(NotFound):
         engine.terminals.get(terminal.id)
-    await engine.terminals.delete(terminal)
+    await engine.terminals.end(terminal)
 
 
 async def test_too_many_terminals_are_refused(

@@ -47,5 +47,5 @@ def test_the_lowest_limit_is_that_of_the_jobs_that_run_user_code(
         elif jobs and what == "activate":
             table.activate(jobs[number % len(jobs)])
         elif jobs:
-            table.drop(jobs[number % len(jobs)])
+            table.remove(jobs[number % len(jobs)])
         assert table.lowest_process_limit == searched(table)

@@ -140,7 +140,7 @@ async def delete(request: web.Request) -> web.StreamResponse:
     """End all processes of the session and forget the session."""
     parse_query(request.query, NoQuery)
     session = _session(request)
-    await request.app[ENGINE].sessions.delete(session)
+    await request.app[ENGINE].sessions.end(session)
     return web.Response(status=204)
 
 

@@ -160,7 +160,7 @@ class Retention:
         """Forget an execution that has ended, at once."""
         if self._registry.get(execution.id) is execution:
             self._registry.remove(execution)
-            self._held_pipes.discard(execution.id, execution.output)
+            self._held_pipes.remove(execution.id, execution.output)
             execution.output.remove()
             if execution.is_journaled:
                 await self._state_dir.write_journal(Forget(execution.id))
@@ -169,7 +169,7 @@ class Retention:
         """Forget executions that the registry has removed; see the module's text for the order."""
         for execution in gone:
             self._plan_round()
-            self._held_pipes.discard(execution.id, execution.output)
+            self._held_pipes.remove(execution.id, execution.output)
             self._expired[execution.id] = execution
             if execution.is_journaled:
                 self.note(Forget(execution.id))

@@ -104,7 +104,7 @@ class HeldPipes:
         if pipe is not None and pipe.output is not None:
             pipe.output.streams[pipe.stream].let_go()
 
-    def discard(self, execution_id: str, output: OutputLog) -> None:
+    def remove(self, execution_id: str, output: OutputLog) -> None:
         """The execution is forgotten: keep nothing more of its output."""
         self._grown.discard(execution_id)
         for pump, pipe in self._pipes.items():

@@ -252,12 +252,12 @@ class Sessions(SessionTable):
         self._add(session)
         return session
 
-    async def delete(self, session: Session) -> None:
+    async def end(self, session: Session) -> None:
         """Forget a session and end all processes of the session. Return when all have ended.
 
         Idempotent.
         """
-        if self._discard(session):
+        if self._remove(session):
             self._former_generations.pop(session.id, None)
             if session.is_journaled:
                 await self._write_journal(SessionDeleted(session.id))
@@ -265,7 +265,7 @@ class Sessions(SessionTable):
 
     def forget(self, session: Session) -> None:
         """Forget a session without a worker, which no caller knows."""
-        self._discard(session)
+        self._remove(session)
 
     def forget_unless_used(self, session: Session, execution: Execution) -> None:
         """Forget the session after ``execution``, if no cell ever ran.
@@ -282,14 +282,14 @@ class Sessions(SessionTable):
 
         self._run_in_background(wait_and_forget(), "new-session")
 
-    def delete_after(self, session: Session, execution: Execution) -> None:
+    def end_after(self, session: Session, execution: Execution) -> None:
         """Delete the session after ``execution``, the session's only cell."""
         session.is_journaled = False
 
         async def wait_and_delete() -> None:
             with contextlib.suppress(ExecdError):
                 await execution.wait()
-            await self.delete(session)
+            await self.end(session)
 
         self._run_in_background(wait_and_delete(), "ephemeral-session")
 
@@ -426,7 +426,7 @@ class Sessions(SessionTable):
         try:
             return await asyncio.shield(forking)
         except asyncio.CancelledError:
-            forking.add_done_callback(self._delete_branches)
+            forking.add_done_callback(self._end_branches)
             raise
 
     async def _fork(self, session: Session, ids: list[str]) -> tuple[list[Session], list[str]]:
@@ -470,11 +470,11 @@ class Sessions(SessionTable):
         self._n_branching -= count
         assert self._n_branching >= 0
 
-    def _delete_branches(self, forking: asyncio.Task[tuple[list[Session], list[str]]]) -> None:
+    def _end_branches(self, forking: asyncio.Task[tuple[list[Session], list[str]]]) -> None:
         """Delete the branches of a fork with a cancelled caller."""
         if not forking.cancelled() and forking.exception() is None:
             for branch in forking.result()[0]:
-                self._run_in_background(self.delete(branch), "abandoned-branch")
+                self._run_in_background(self.end(branch), "abandoned-branch")
 
     # Housekeeping.
 

@@ -77,7 +77,7 @@ class SessionTable:
         assert session.id not in self._sessions, "two sessions of one id"
         self._sessions[session.id] = session
 
-    def _discard(self, session: Session) -> bool:
+    def _remove(self, session: Session) -> bool:
         """Take a session out of the table. Return whether the table had this session."""
         if self._sessions.get(session.id) is not session:
             return False  # a session of the same id may have come since

@@ -151,7 +151,7 @@ def test_every_byte_of_a_background_writer_is_kept_or_counted_and_no_writer_lose
                     for _ in range(size_bytes % 20):
                         await asyncio.sleep(0)
                 elif action == "forget":
-                    held.discard(str(program.number), program.output)
+                    held.remove(str(program.number), program.output)
                     program.output.remove()
                     program.is_forgotten = True
                 elif action == "close":

@@ -355,7 +355,7 @@ async def test_session_that_dies_while_it_is_forked_leaves_no_branch(engine: Eng
     session.worker.kill()
     with pytest.raises(Conflict):
         await forking
-    await engine.sessions.delete(session)
+    await engine.sessions.end(session)
     assert len(engine.sessions) == 0
     await wait_until_async(lambda: len(os.listdir("/proc/self/fd")) < before, START_SECONDS)
 
@@ -479,7 +479,7 @@ async def test_sessions_over_the_bound_are_refused_until_one_is_deleted(tmp_path
         with pytest.raises(ResourceExhausted):
             await engine.sessions.fork(first, session_id=None, count=1)
         assert len(engine.sessions) == 2
-        await engine.sessions.delete(first)
+        await engine.sessions.end(first)
         await engine.sessions.create()
         with pytest.raises(NotFound):
             engine.sessions.get(first.id)
@@ -680,7 +680,7 @@ async def test_deleted_session_lets_those_who_wait_go(engine: Engine) -> None:
     cell = begin(engine, session, "import time; time.sleep(60)")
     waiting = begin(engine, session, "1")
     await cell.wait_started()
-    await engine.sessions.delete(session)
+    await engine.sessions.end(session)
     assert (await cell.wait()).exit_reason is ExitReason.CANCELED
     with pytest.raises(NotFound):
         await waiting.wait()
@@ -719,10 +719,10 @@ async def test_deleting_a_session_waits_for_the_end_of_that_session_alone(
         await close()
 
     monkeypatch.setattr(worker, "close", close_late)
-    deleting = asyncio.create_task(engine.sessions.delete(neighbour))
+    deleting = asyncio.create_task(engine.sessions.end(neighbour))
     await wait_until_async(lambda: neighbour.worker is None, 20)
     async with asyncio.timeout(20):
-        await engine.sessions.delete(session)
+        await engine.sessions.end(session)
     assert living(f"sleep {token}") == []
     assert not deleting.done()
     may_end.set()
@@ -782,7 +782,7 @@ async def test_end_of_a_session_loses_no_text_of_its_files(tmp_path: Path, end: 
         session = await engine.sessions.create()
         await run(engine, session, unwritten(tmp_path / "found"))
         if end == "delete":
-            await engine.sessions.delete(session)
+            await engine.sessions.end(session)
         elif end == "restart":
             await engine.sessions.restart(session)
         elif end == "drain":
@@ -792,7 +792,7 @@ async def test_end_of_a_session_loses_no_text_of_its_files(tmp_path: Path, end: 
         assert (tmp_path / "found").read_text() == "text"
 
 
-@pytest.mark.parametrize("end", ["delete", "restart", "drain"])
+@pytest.mark.parametrize("end", ["end", "restart", "drain"])
 async def test_end_of_a_busy_session_interrupts_its_cell_and_loses_no_text(
     engine: Engine, tmp_path: Path, end: str
 ) -> None:
@@ -807,7 +807,7 @@ async def test_end_of_a_busy_session_interrupts_its_cell_and_loses_no_text(
     else:
         await getattr(engine.sessions, end)(session)
     assert (tmp_path / "found").read_text() == "text"
-    expected = {"delete": "CANCELED", "restart": "INTERRUPTED", "drain": "SHUTDOWN"}
+    expected = {"end": "CANCELED", "restart": "INTERRUPTED", "drain": "SHUTDOWN"}
     assert (await cell.wait()).exit_reason is ExitReason[expected[end]]
     with contextlib.suppress(NotFound, Unavailable):
         await waiting.wait()
@@ -874,5 +874,5 @@ async def test_cell_that_waits_for_input_does_not_hold_up_the_end_of_its_session
     session = await engine.sessions.create()
     cell = begin(engine, session, "input()", CellOptions(allow_input=True))
     await wait_until_async(lambda: session.state is SessionState.WAITING_INPUT)
-    await engine.sessions.delete(session)
+    await engine.sessions.end(session)
     assert (await cell.wait()).exit_reason is ExitReason.CANCELED

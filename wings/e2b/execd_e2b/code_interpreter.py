@@ -138,7 +138,7 @@ async def restart_context(request: web.Request) -> web.StreamResponse:
 
 async def remove_context(request: web.Request) -> web.StreamResponse:
     sandbox = request.app[SANDBOX]
-    await sandbox.engine.sessions.delete(_context(sandbox, request.match_info["id"]))
+    await sandbox.engine.sessions.end(_context(sandbox, request.match_info["id"]))
     return web.Response(status=204)
 
 

@@ -104,7 +104,7 @@ async def run_in_session(
 
 async def delete(request: web.Request) -> web.StreamResponse:
     sessions = request.app[ENGINE].bash_sessions
-    await sessions.delete(sessions.get(request.match_info["id"]))
+    await sessions.end(sessions.get(request.match_info["id"]))
     return web.Response()
 
 

@@ -193,11 +193,11 @@ async def delete_contexts(request: web.Request) -> web.StreamResponse:
 async def _delete(engine: Engine, context: Session | BashSession) -> None:
     bash_session = engine.bash_sessions.find(context.id)
     if bash_session is not None:
-        await engine.bash_sessions.delete(bash_session)
+        await engine.bash_sessions.end(bash_session)
     else:
         session = engine.sessions.find(context.id)
         if session is not None:
-            await engine.sessions.delete(session)
+            await engine.sessions.end(session)
 
 
 ROUTES = (

@@ -126,7 +126,7 @@ async def show(request: web.Request) -> web.StreamResponse:
 
 
 async def delete(request: web.Request) -> web.StreamResponse:
-    await request.app[ENGINE].terminals.delete(_terminal(request))
+    await request.app[ENGINE].terminals.end(_terminal(request))
     return web.Response()
 
 
