@@ -25,7 +25,7 @@ LEVELS = {
 
 
 def _is_logger(node: ast.expr) -> bool:
-    return isinstance(node, ast.Name) and node.id in {"log", "logger"}
+    return isinstance(node, ast.Name) and node.id in {"log", "logger", "end_logger"}
 
 
 def _pattern(message: str) -> str:

@@ -222,7 +222,7 @@ CALLERS = (
         "{max_unpacked_entries}",
         "the download is cut; a tar has no limit",
     ),
-    "execd.files.archive.unzip._MAX_DIRECTORY_BYTES",
+    "execd.files.archive.tree.MAX_NAMES_BYTES",
     Limit("upload", "{flag max_upload_bytes}", "none", "{status PAYLOAD_TOO_LARGE}"),
     Limit(
         "size of an unpacked archive",

@@ -187,7 +187,7 @@ def _request_fields(name: str, struct: type) -> str:
             code(field.encode_name),
             types.in_words(field.type),
             types.default_in_words(field),
-            types.description(field),
+            types.description(struct, field),
         )
         for field in types.fields(struct)
     ]
@@ -235,7 +235,7 @@ def capabilities() -> str:
             if isinstance(bare, inspect.StructType):
                 yield from rows(bare.cls, f"{name}.")
             else:
-                yield code(name), types.in_words(kind), types.description(field)
+                yield code(name), types.in_words(kind), types.description(cls, field)
 
     return table(("field", "type", "meaning"), rows(CapabilitiesReply, ""))
 
@@ -278,7 +278,11 @@ def _object(struct: inspect.StructType, users: list[str]) -> str:
     if struct.tag is not None:
         parts.append(f"{code(struct.tag_field)} is {code(struct.tag)}.\n")
     rows = [
-        (code(field.encode_name), types.in_words(field.type), types.description(field))
+        (
+            code(field.encode_name),
+            types.in_words(field.type),
+            types.description(struct.cls, field),
+        )
         for field in struct.fields
     ]
     if rows:

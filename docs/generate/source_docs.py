@@ -4,10 +4,13 @@ them in the source only."""
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import pkgutil
 import textwrap
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from docs.generate.markdown import paragraphs
 
@@ -21,6 +24,16 @@ def field_docs(cls: type) -> dict[str, str]:
     found = {}
     for name, docstring in _docstrings(_class_body(cls)).items():
         [found[name]] = paragraphs(docstring)
+    return found
+
+
+@functools.cache
+def struct_docs(cls: type) -> dict[str, str]:
+    """As ``field_docs``, with the fields of the bases too."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if issubclass(base, msgspec.Struct) and base is not msgspec.Struct:
+            found |= field_docs(base)
     return found
 
 

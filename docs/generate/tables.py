@@ -65,7 +65,11 @@ def dialect_settings() -> str:
         for field in types.fields(module.Settings):
             variable = f"EXECD_{module.SETTINGS_NAME}_{field.name}".upper()
             users.setdefault(variable, []).append(name)
-            rows[variable] = (_default(field), _values(field.type), types.description(field))
+            rows[variable] = (
+                _default(field),
+                _values(field.type),
+                types.description(module.Settings, field),
+            )
     return table(
         ("variable", "dialects", "default", "values", "meaning"),
         [(code(variable), codes(users[variable]), *row) for variable, row in rows.items()],

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import inspect
 
 from docs.generate.markdown import anchor, code, codes
+from docs.generate.source_docs import struct_docs
 from execd.errors import ErrorCode
 from execd.model import ExitReason
 
@@ -105,7 +106,10 @@ def default_in_words(field: inspect.Field) -> str:
     return code(msgspec.json.encode(value).decode())
 
 
-def description(field: inspect.Field) -> str:
+def description(cls: type, field: inspect.Field) -> str:
+    """Return what a field of the struct means: by the annotation, or by the docstring below."""
     if isinstance(field.type, inspect.Metadata):
-        return str((field.type.extra_json_schema or {}).get("description", ""))
-    return ""
+        schema = field.type.extra_json_schema or {}
+        if text := schema.get("description"):
+            return str(text)
+    return struct_docs(cls)[field.name]

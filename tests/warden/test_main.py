@@ -112,6 +112,16 @@ async def test_a_program_that_has_itself_traced_by_its_parent_goes_on_to_its_rea
     assert await exit_of(await wardens.run(client, f"exec {PYTHON} -c '{quoted}'")) == ended
 
 
+@pytest.mark.linux_only("gVisor's /proc/PID/status has no signal masks")
+async def test_a_program_blocks_and_ignores_no_signal(
+    wardens: Wardens, client: WardenClient
+) -> None:
+    """Also not the two signals of the C library, 32 and 33, which a parent of execd may ignore."""
+    program = await wardens.run(client, "exec grep -E '^Sig(Blk|Ign)' /proc/self/status")
+    await exit_of(program)
+    assert [int(line.split()[1], 16) for line in program.text.splitlines()] == [0, 0]
+
+
 async def test_the_pid_is_as_the_program_sees_it(wardens: Wardens, client: WardenClient) -> None:
     program = await wardens.run(client, "echo $$")
     await exit_of(program)

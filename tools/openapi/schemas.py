@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import inspect
 
+from docs.generate.source_docs import struct_docs
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -47,10 +49,14 @@ def structs(info: inspect.Type) -> Iterator[inspect.StructType]:
 
 
 def _complete(properties: Schema, struct: inspect.StructType) -> None:
-    """Add what msgspec leaves out: the description of a tag, and a closed set of keys."""
+    """Add what msgspec leaves out: the docstrings of fields, the description of a tag, and a closed
+    set of keys."""
     if struct.tag_field is not None:
         properties[struct.tag_field]["description"] = "The kind of the message."
+    docs = struct_docs(struct.cls)
     for field in struct.fields:
+        if text := docs[field.name]:
+            properties[field.encode_name].setdefault("description", text)
         kind = field.type.type if isinstance(field.type, inspect.Metadata) else field.type
         match kind:
             case inspect.DictType(key_type=inspect.EnumType(cls=cls)):

@@ -4,10 +4,10 @@ of a command, and some fields of execd."""
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, UnsetType
 
 from execd.api.wire import output_text
 from execd.api.wire.output_text import OmittedOutput
@@ -24,88 +24,83 @@ SPAWN_FAILED_EXIT_CODE = 1
 class UploadReply(msgspec.Struct, frozen=True, kw_only=True):
     """A file was written."""
 
-    message: Annotated[str, Meta(description="A sentence with the name of the file.")]
+    message: str
+    """A sentence with the name of the file."""
 
 
 class ListedEntry(msgspec.Struct, frozen=True, kw_only=True):
     """An entry of a directory."""
 
-    name: Annotated[str, Meta(description="The name in the directory.")]
-    size: Annotated[int, Meta(description="Size in bytes.")]
-    type: Annotated[
-        Literal["file", "directory"],
-        Meta(description="Everything except directories is a file. Links are followed."),
-    ]
-    mod_time: Annotated[
-        float, Meta(description="Time of the last change of the content, in seconds since 1970.")
-    ]
+    name: str
+    """The name in the directory."""
+    size: int
+    """Size in bytes."""
+    type: Literal["file", "directory"]
+    """Everything except directories is a file. Links are followed."""
+    mod_time: float
+    """Time of the last change of the content, in seconds since 1970."""
 
 
 class ExistsReply(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a path exists."""
 
-    path: Annotated[str, Meta(description="The path of the request.")]
-    exists: Annotated[bool, Meta(description="Whether a file or a directory has the path.")]
+    path: str
+    """The path of the request."""
+    exists: bool
+    """Whether a file or a directory has the path."""
 
 
 class BodyFault(msgspec.Struct, frozen=True, kw_only=True):
     """A field that breaks a rule, in the words of pydantic."""
 
-    type: Annotated[str, Meta(description="The name of the rule.")]
-    loc: Annotated[list[str | int], Meta(description="The place of the field.")]
-    msg: Annotated[str, Meta(description="The rule in words.")]
-    input: Annotated[Any, Meta(description="The value that breaks the rule.")]
-    ctx: Annotated[
-        dict[str, Any] | UnsetType,
-        Meta(description="The parameters of the rule. Absent: there are none."),
-    ] = UNSET
+    type: str
+    """The name of the rule."""
+    loc: list[str | int]
+    """The place of the field."""
+    msg: str
+    """The rule in words."""
+    input: Any
+    """The value that breaks the rule."""
+    ctx: dict[str, Any] | UnsetType = UNSET
+    """The parameters of the rule. Absent: there are none."""
 
 
 class FaultsReply(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of a body that break rules."""
 
-    detail: Annotated[list[BodyFault], Meta(description="The fields.")]
+    detail: list[BodyFault]
+    """The fields."""
 
 
 class ExecuteTruncation(msgspec.Struct, frozen=True, kw_only=True):
     """The streams that lost their middles. A stream that is whole is absent."""
 
-    stdout: Annotated[
-        OmittedOutput | UnsetType, Meta(description="The missing bytes of stdout.")
-    ] = UNSET
-    stderr: Annotated[
-        OmittedOutput | UnsetType, Meta(description="The missing bytes of stderr.")
-    ] = UNSET
+    stdout: OmittedOutput | UnsetType = UNSET
+    """The missing bytes of stdout."""
+    stderr: OmittedOutput | UnsetType = UNSET
+    """The missing bytes of stderr."""
 
 
 class ExecuteReply(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a command."""
 
-    stdout: Annotated[str, Meta(description="The output, as text.")]
-    stderr: Annotated[
-        str,
-        Meta(
-            description="The output, as text. If execd ended the command, the last line "
-            "has the reason."
-        ),
-    ]
-    exit_code: Annotated[
-        int,
-        Meta(
-            description="The code of the program; 124 after a timeout; minus the signal; 1"
-            " if the program could not start."
-        ),
-    ]
-    timed_out: Annotated[bool, Meta(description="Whether the time was over.")]
-    truncated: Annotated[
-        ExecuteTruncation | None,
-        Meta(description="What the reply does not have; null: nothing is missing."),
-    ]
-    duration_seconds: Annotated[
-        float, Meta(description="Time from the start of the program to the end.")
-    ]
-    exit_reason: Annotated[ExitReason, Meta(description="How the command ended.")]
-    execution_id: Annotated[str, Meta(description="The name under `/v1/executions`.")]
+    stdout: str
+    """The output, as text."""
+    stderr: str
+    """The output, as text. If execd ended the command, the last line has the reason."""
+    exit_code: int
+    """The code of the program; 124 after a timeout; minus the signal; 1 if the program could not
+    start."""
+    timed_out: bool
+    """Whether the time was over."""
+    truncated: ExecuteTruncation | None
+    """What the reply does not have; null: nothing is missing."""
+    duration_seconds: float
+    """Time from the start of the program to the end."""
+    exit_reason: ExitReason
+    """How the command ended."""
+    execution_id: str
+    """The name under `/v1/executions`."""
 
 
 async def make_reply(execution: Execution, limit_bytes: int) -> ExecuteReply:

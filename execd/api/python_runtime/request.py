@@ -35,14 +35,11 @@ class Refused(Exception):
 class ExecuteRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A command for a shell."""
 
-    command: Annotated[str, Meta(description="The text for a shell.")]
-    timeout_seconds: Annotated[
-        Annotated[float, Meta(gt=0)] | None,
-        Meta(
-            description="Time from the start of the command to its forced end, at most the "
-            "daemon's `--timeout`. Null: `--timeout`."
-        ),
-    ] = None
+    command: str
+    """The text for a shell."""
+    timeout_seconds: Annotated[float, Meta(gt=0)] | None = None
+    """Time from the start of the command to its forced end, at most the daemon's `--timeout`. Null:
+    `--timeout`."""
 
 
 class _Fields(msgspec.Struct):

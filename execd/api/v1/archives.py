@@ -10,11 +10,10 @@ passed all checks.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
-from msgspec import Meta
 
 from execd.api.v1.file_reply import UnpackReply
 from execd.api.wire import validators
@@ -41,20 +40,15 @@ CONTENT_TYPES: dict[ArchiveFormat, str] = {
 
 
 class PackQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    format: Annotated[ArchiveFormat, Meta(description="The format of the archive.")] = "tar"
-    skip_unreadable: Annotated[
-        bool, Meta(description="Leave out files that the daemon may not read, instead of failing.")
-    ] = False
+    format: ArchiveFormat = "tar"
+    """The format of the archive."""
+    skip_unreadable: bool = False
+    """Leave out files that the daemon may not read, instead of failing."""
 
 
 class UnpackQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    format: Annotated[
-        ArchiveFormat | None,
-        Meta(
-            description="The format of the archive. Absent: the format that the first bytes show, "
-            "or tar."
-        ),
-    ] = None
+    format: ArchiveFormat | None = None
+    """The format of the archive. Absent: the format that the first bytes show, or tar."""
 
 
 def _files(request: web.Request) -> Files:

@@ -74,10 +74,8 @@ SIGNAL_RULE = "A name (`SIGINT`, `INT`, `RTMIN+3`), or a number from 1 to 64."
 
 
 class AttachQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    offset: Annotated[
-        int,
-        Meta(ge=0, le=2**63 - 1, description="The number of bytes of stdout that the viewer has."),
-    ] = 0
+    offset: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    """The number of bytes of stdout that the viewer has."""
 
 
 class Resize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="resize"):
@@ -106,15 +104,19 @@ class StartedMessage(execution_events.StartedEvent, frozen=True, kw_only=True, t
 class DroppedMessage(msgspec.Struct, frozen=True, kw_only=True, tag="dropped"):
     """Output that is not kept any more."""
 
-    offset: Annotated[int, Meta(description="The place of the first lost byte of stdout.")]
-    size_bytes: Annotated[int, Meta(description="The number of lost bytes.")]
+    offset: int
+    """The place of the first lost byte of stdout."""
+    size_bytes: int
+    """The number of lost bytes."""
 
 
 class ErrorMessage(msgspec.Struct, frozen=True, kw_only=True, tag="error"):
     """A message of the viewer could not be obeyed. Everything else goes on."""
 
-    code: Annotated[ErrorCode, Meta(description="Which rule was broken.")]
-    message: Annotated[str, Meta(description="The reason in words.")]
+    code: ErrorCode
+    """Which rule was broken."""
+    message: str
+    """The reason in words."""
 
 
 class ExitedMessage(ExecutionReply, frozen=True, kw_only=True, tag="exited"):

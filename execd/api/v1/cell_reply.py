@@ -8,10 +8,10 @@ JSON.
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, UnsetType
 
 from execd.api.wire import output_text
 from execd.api.wire.output_text import OmittedOutput
@@ -28,61 +28,65 @@ if TYPE_CHECKING:
 class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     """A display or a result, in all formats that the code made."""
 
-    data: Annotated[
-        dict[str, Any], Meta(description="The formats by MIME type; binary formats as base64.")
-    ]
-    metadata: Annotated[dict[str, Any], Meta(description="Remarks on the formats.")]
-    display_id: Annotated[
-        str | None,
-        Meta(description="The name by which the code updates the display. A result has none."),
-    ]
+    data: dict[str, Any]
+    """The formats by MIME type; binary formats as base64."""
+    metadata: dict[str, Any]
+    """Remarks on the formats."""
+    display_id: str | None
+    """The name by which the code updates the display. A result has none."""
 
 
 class CellErrorReply(msgspec.Struct, frozen=True, kw_only=True):
     """The exception that ended a cell."""
 
-    name: Annotated[str, Meta(description="The name of the exception's class.")]
-    value: Annotated[str, Meta(description="The exception as text.")]
-    traceback: Annotated[list[str], Meta(description="The lines of the traceback.")]
+    name: str
+    """The name of the exception's class."""
+    value: str
+    """The exception as text."""
+    traceback: list[str]
+    """The lines of the traceback."""
 
 
 class DisplayShownEvent(msgspec.Struct, frozen=True, kw_only=True):
     """The cell has displayed something."""
 
-    data: Annotated[
-        dict[str, Any], Meta(description="The formats by MIME type; binary formats as base64.")
-    ]
-    metadata: Annotated[dict[str, Any], Meta(description="Remarks on the formats.")]
-    display_id: Annotated[
-        str | None, Meta(description="The name by which the code updates the display.")
-    ]
-    update: Annotated[
-        bool, Meta(description="Whether the bundle replaces the display with this `display_id`.")
-    ]
+    data: dict[str, Any]
+    """The formats by MIME type; binary formats as base64."""
+    metadata: dict[str, Any]
+    """Remarks on the formats."""
+    display_id: str | None
+    """The name by which the code updates the display."""
+    update: bool
+    """Whether the bundle replaces the display with this `display_id`."""
 
 
 class ResultEvent(msgspec.Struct, frozen=True, kw_only=True):
     """The value of the last expression."""
 
-    execution_count: Annotated[int, Meta(description="The number of the cell.")]
-    data: Annotated[
-        dict[str, Any], Meta(description="The formats by MIME type; binary formats as base64.")
-    ]
-    metadata: Annotated[dict[str, Any], Meta(description="Remarks on the formats.")]
-    display_id: Annotated[None, Meta(description="A result has none.")]
+    execution_count: int
+    """The number of the cell."""
+    data: dict[str, Any]
+    """The formats by MIME type; binary formats as base64."""
+    metadata: dict[str, Any]
+    """Remarks on the formats."""
+    display_id: None
+    """A result has none."""
 
 
 class InputRequestEvent(msgspec.Struct, frozen=True, kw_only=True):
     """The cell waits for `POST …/input`."""
 
-    prompt: Annotated[str, Meta(description="The question of `input()`.")]
-    password: Annotated[bool, Meta(description="Whether the answer is a password.")]
+    prompt: str
+    """The question of `input()`."""
+    password: bool
+    """Whether the answer is a password."""
 
 
 class ClearOutputEvent(msgspec.Struct, frozen=True, kw_only=True):
     """The cell has cleared its displays."""
 
-    wait: Annotated[bool, Meta(description="Clear at the next display; false: at once.")]
+    wait: bool
+    """Clear at the next display; false: at once."""
 
 
 EVENTS: dict[str, type[msgspec.Struct]] = {
@@ -97,29 +101,25 @@ EVENTS: dict[str, type[msgspec.Struct]] = {
 class BackgroundTruncation(msgspec.Struct, frozen=True, kw_only=True):
     """The streams that lost bytes. A stream that lost none is absent."""
 
-    stdout: Annotated[OmittedOutput | UnsetType, Meta(description="The bytes of stdout.")] = UNSET
-    stderr: Annotated[OmittedOutput | UnsetType, Meta(description="The bytes of stderr.")] = UNSET
+    stdout: OmittedOutput | UnsetType = UNSET
+    """The bytes of stdout."""
+    stderr: OmittedOutput | UnsetType = UNSET
+    """The bytes of stderr."""
 
 
 class BackgroundReply(msgspec.Struct, frozen=True, kw_only=True):
     """What the session wrote between the cell before and this cell."""
 
-    stdout: Annotated[str | UnsetType, Meta(description="Text. Absent with `encoding=base64`.")] = (
-        UNSET
-    )
-    stderr: Annotated[str | UnsetType, Meta(description="Text. Absent with `encoding=base64`.")] = (
-        UNSET
-    )
-    stdout_base64: Annotated[
-        str | UnsetType, Meta(description="Bytes with `encoding=base64`, else absent.")
-    ] = UNSET
-    stderr_base64: Annotated[
-        str | UnsetType, Meta(description="Bytes with `encoding=base64`, else absent.")
-    ] = UNSET
-    truncated: Annotated[
-        BackgroundTruncation | None,
-        Meta(description="The streams that lost their beginnings; null: none did."),
-    ]
+    stdout: str | UnsetType = UNSET
+    """Text. Absent with `encoding=base64`."""
+    stderr: str | UnsetType = UNSET
+    """Text. Absent with `encoding=base64`."""
+    stdout_base64: str | UnsetType = UNSET
+    """Bytes with `encoding=base64`, else absent."""
+    stderr_base64: str | UnsetType = UNSET
+    """Bytes with `encoding=base64`, else absent."""
+    truncated: BackgroundTruncation | None
+    """The streams that lost their beginnings; null: none did."""
 
 
 def identity_fields(execution: Execution, cell: CellFacts) -> dict[str, Any]:

@@ -33,7 +33,8 @@ T = TypeVar("T")
 
 
 class InputQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    eof: Annotated[bool, Meta(description="Close the standard input after the body.")] = False
+    eof: bool = False
+    """Close the standard input after the body."""
 
 
 class SignalRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,10 +53,8 @@ class ResizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class KillRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How to end the execution."""
 
-    grace_seconds: Annotated[
-        Annotated[float, Meta(ge=0, le=60)] | None,
-        Meta(description="Time from SIGTERM to SIGKILL. Null: `--cancel-grace-seconds`."),
-    ] = None
+    grace_seconds: Annotated[float, Meta(ge=0, le=60)] | None = None
+    """Time from SIGTERM to SIGKILL. Null: `--cancel-grace-seconds`."""
 
 
 SIGNAL = msgspec.json.Decoder(SignalRequest)

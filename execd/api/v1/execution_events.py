@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, UnsetType
 
 from execd.api.v1 import cell_reply, execution_reply
 
@@ -57,56 +57,49 @@ class StartedEvent(msgspec.Struct, frozen=True, kw_only=True):
     code: Code = UNSET
     cwd: WorkingDirectory
     limits: AppliedLimits
-    pid: Annotated[
-        int | None,
-        Meta(
-            description="The process, as user code sees its pid; null: the program could not start."
-        ),
-    ]
-    started_at: Annotated[
-        str | None,
-        Meta(description="The start, RFC 3339 in UTC; null: the program could not start."),
-    ]
+    pid: int | None
+    """The process, as user code sees its pid; null: the program could not start."""
+    started_at: str | None
+    """The start, RFC 3339 in UTC; null: the program could not start."""
 
 
 class OutputEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Output."""
 
-    offset: Annotated[
-        int, Meta(description="The place in the bytes that the program wrote to this stream.")
-    ]
-    size_bytes: Annotated[
-        int,
-        Meta(
-            description="The number of the program's bytes. The text may have replacement "
-            "characters for some of them."
-        ),
-    ]
-    text: Annotated[
-        str | UnsetType,
-        Meta(description="The output, cut between characters. Absent with `encoding=base64`."),
-    ] = UNSET
-    base64: Annotated[
-        str | UnsetType, Meta(description="The output with `encoding=base64`, else absent.")
-    ] = UNSET
+    offset: int
+    """The place in the bytes that the program wrote to this stream."""
+    size_bytes: int
+    """The number of the program's bytes. The text may have replacement characters for some of
+    them."""
+    text: str | UnsetType = UNSET
+    """The output, cut between characters. Absent with `encoding=base64`."""
+    base64: str | UnsetType = UNSET
+    """The output with `encoding=base64`, else absent."""
 
 
 class DroppedEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Output that is not kept any more."""
 
-    stream: Annotated[Stream, Meta(description="The stream that lost bytes.")]
-    offset: Annotated[int, Meta(description="The place of the first lost byte.")]
-    size_bytes: Annotated[int, Meta(description="The number of lost bytes.")]
+    stream: Stream
+    """The stream that lost bytes."""
+    offset: int
+    """The place of the first lost byte."""
+    size_bytes: int
+    """The number of lost bytes."""
 
 
 class PartEvent(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a long event, with `parts=true`. Only the last part has the event's number; the
     parts before have the number of the event before."""
 
-    of: Annotated[str, Meta(description="The name of the event.")]
-    offset: Annotated[int, Meta(description="The place in the bytes of the event's JSON.")]
-    size_bytes: Annotated[int, Meta(description="The size of the event's JSON.")]
-    base64: Annotated[str, Meta(description="Bytes of the event's JSON.")]
+    of: str
+    """The name of the event."""
+    offset: int
+    """The place in the bytes of the event's JSON."""
+    size_bytes: int
+    """The size of the event's JSON."""
+    base64: str
+    """Bytes of the event's JSON."""
 
 
 EVENTS: dict[str, type] = {

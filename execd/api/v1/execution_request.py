@@ -40,33 +40,22 @@ UserNumber = Annotated[int, Meta(ge=0, le=MAX_ID)]
 class LimitsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Limits that are lower than the daemon's own. A null field stands for the daemon's limit."""
 
-    cpu_seconds: Annotated[
-        Count | None,
-        Meta(description="CPU time of each process: SIGXCPU, and SIGKILL a second later."),
-    ] = None
-    memory_bytes: Annotated[
-        Count | None, Meta(description="Memory of the whole tree: more ends the tree.")
-    ] = None
-    processes: Annotated[
-        Count | None,
-        Meta(description="Processes and threads of the whole tree: one more ends the tree."),
-    ] = None
-    address_space_bytes: Annotated[
-        Count | None, Meta(description="Address space of each process: allocations fail.")
-    ] = None
-    file_size_bytes: Annotated[
-        Count | None, Meta(description="Size of a file that a process writes: SIGXFSZ.")
-    ] = None
-    open_files: Annotated[
-        Count | None, Meta(description="Open files of each process: new descriptors fail.")
-    ] = None
-    reply_bytes: Annotated[
-        Bytes | None,
-        Meta(description="Output of each stream in one reply: the middle is left out."),
-    ] = None
-    log_bytes: Annotated[
-        Bytes | None, Meta(description="Output of each stream kept on disk: the middle is lost.")
-    ] = None
+    cpu_seconds: Count | None = None
+    """CPU time of each process: SIGXCPU, and SIGKILL a second later."""
+    memory_bytes: Count | None = None
+    """Memory of the whole tree: more ends the tree."""
+    processes: Count | None = None
+    """Processes and threads of the whole tree: one more ends the tree."""
+    address_space_bytes: Count | None = None
+    """Address space of each process: allocations fail."""
+    file_size_bytes: Count | None = None
+    """Size of a file that a process writes: SIGXFSZ."""
+    open_files: Count | None = None
+    """Open files of each process: new descriptors fail."""
+    reply_bytes: Bytes | None = None
+    """Output of each stream in one reply: the middle is left out."""
+    log_bytes: Bytes | None = None
+    """Output of each stream kept on disk: the middle is lost."""
 
 
 class ExecutionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,54 +68,34 @@ class ExecutionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             "this name gets the reply of the first. Null: execd makes one."
         ),
     ] = None
-    command: Annotated[
-        str | None, Meta(description="The text for a shell. Either `command` or `argv` is needed.")
-    ] = None
-    argv: Annotated[
-        tuple[str, ...] | None, Meta(description="The program and its arguments, without a shell.")
-    ] = None
-    shell: Annotated[
-        str | tuple[str, ...] | None,
-        Meta(
-            description="The shell for `command`: a program, which is called with `-c`, or all "
-            "words before the command. Null: `/bin/sh`."
-        ),
-    ] = None
+    command: str | None = None
+    """The text for a shell. Either `command` or `argv` is needed."""
+    argv: tuple[str, ...] | None = None
+    """The program and its arguments, without a shell."""
+    shell: str | tuple[str, ...] | None = None
+    """The shell for `command`: a program, which is called with `-c`, or all words before the
+    command. Null: `/bin/sh`."""
     language: Annotated[
         Language | None, Meta(description="`command` is Python: short for the shell `python -c`.")
     ] = None
     """None after ``parse``."""
-    cwd: Annotated[
-        str | None,
-        Meta(
-            description="The directory of the program: absolute, or relative to the base dir. "
-            "Null: the base dir."
-        ),
-    ] = None
-    env: Annotated[
-        dict[str, str] | None, Meta(description="Variables on top of the environment.")
-    ] = None
-    stdin: Annotated[
-        str | None, Meta(description="The standard input, as text. Null: no input.")
-    ] = None
-    stdin_base64: Annotated[
-        bytes | None, Meta(description="The standard input, as bytes in base64.")
-    ] = None
-    stdin_open: Annotated[
-        bool | None,
-        Meta(
-            description="Keep the standard input open for `POST …/stdin`, until a caller closes it."
-        ),
-    ] = None
+    cwd: str | None = None
+    """The directory of the program: absolute, or relative to the base dir. Null: the base dir."""
+    env: dict[str, str] | None = None
+    """Variables on top of the environment."""
+    stdin: str | None = None
+    """The standard input, as text. Null: no input."""
+    stdin_base64: bytes | None = None
+    """The standard input, as bytes in base64."""
+    stdin_open: bool | None = None
+    """Keep the standard input open for `POST …/stdin`, until a caller closes it."""
     pty: Annotated[
         TerminalSize | bool | None,
         Meta(description="Run the program in a terminal of this size; true: 80 by 24."),
     ] = None
     """A size or None after ``parse``."""
-    session_id: Annotated[
-        str | None,
-        Meta(description="The session whose directory and environment the program gets."),
-    ] = None
+    session_id: str | None = None
+    """The session whose directory and environment the program gets."""
     user: Annotated[
         User | UserNumber | None,
         Meta(
@@ -135,52 +104,31 @@ class ExecutionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         ),
     ] = None
     """A string after ``parse``."""
-    timeout_seconds: Annotated[
-        Seconds | None,
-        Meta(
-            description="Time from the start of the program to its forced end, at most the "
-            "daemon's `--timeout`. Null: `--timeout`."
-        ),
-    ] = None
-    soft_timeout_seconds: Annotated[
-        Seconds | None,
-        Meta(
-            description="Time until the reply. A program that goes on then runs without readers, "
-            "and the reply is 202. Null: the reply comes at the end."
-        ),
-    ] = None
-    no_output_timeout_seconds: Annotated[
-        Seconds | None,
-        Meta(description="End a program that has written nothing for this time. Null: never."),
-    ] = None
-    limits: Annotated[
-        LimitsRequest | None, Meta(description="Limits lower than the daemon's own.")
-    ] = None
-    on_output_limit: Annotated[
-        Literal["drop", "kill"] | None,
-        Meta(
-            description="What happens at `log_bytes`: the middle of the stream is lost (null too), "
-            "or the program ends."
-        ),
-    ] = None
-    on_disconnect: Annotated[
-        Literal["kill", "detach"] | None,
-        Meta(
-            description="What the program does when its last reader leaves: end, or go on. Null: "
-            "the daemon's setting."
-        ),
-    ] = None
-    detach: Annotated[
-        bool | None, Meta(description="Reply at once, and let the program go on without readers.")
-    ] = None
+    timeout_seconds: Seconds | None = None
+    """Time from the start of the program to its forced end, at most the daemon's `--timeout`. Null:
+    `--timeout`."""
+    soft_timeout_seconds: Seconds | None = None
+    """Time until the reply. A program that goes on then runs without readers, and the reply is 202.
+    Null: the reply comes at the end."""
+    no_output_timeout_seconds: Seconds | None = None
+    """End a program that has written nothing for this time. Null: never."""
+    limits: LimitsRequest | None = None
+    """Limits lower than the daemon's own."""
+    on_output_limit: Literal["drop", "kill"] | None = None
+    """What happens at `log_bytes`: the middle of the stream is lost (null too), or the program
+    ends."""
+    on_disconnect: Literal["kill", "detach"] | None = None
+    """What the program does when its last reader leaves: end, or go on. Null: the daemon's
+    setting."""
+    detach: bool | None = None
+    """Reply at once, and let the program go on without readers."""
 
 
 class InputBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Input for a command or a cell."""
 
-    text: Annotated[
-        str, Meta(description="The input. A cell gets it without a newline at the end.")
-    ]
+    text: str
+    """The input. A cell gets it without a newline at the end."""
 
     @property
     def encoded(self) -> bytes:

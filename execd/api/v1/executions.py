@@ -82,47 +82,26 @@ class WaitingView(ExecutionView, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class EventsQuery(ExecutionView, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    after: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=MAX_SEQUENCE,
-            description="The number of the last event that the caller has; 0: none. The header "
-            "`Last-Event-ID` counts before this parameter.",
-        ),
-    ] = 0
+    after: Annotated[int, Meta(ge=0, le=MAX_SEQUENCE)] = 0
+    """The number of the last event that the caller has; 0: none. The header `Last-Event-ID` counts
+    before this parameter."""
 
 
 class ExecutionEventsQuery(EventsQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    parts: Annotated[
-        bool,
-        Meta(
-            description="Send an event of over 16 KiB as events `part`: for a reader whose "
-            "connections end sooner than such an event has come."
-        ),
-    ] = False
-    part_offset: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=MAX_SEQUENCE,
-            description="With `parts`, the number of bytes that the caller has of the event behind "
-            "`after`.",
-        ),
-    ] = 0
+    parts: bool = False
+    """Send an event of over 16 KiB as events `part`: for a reader whose connections end sooner than
+    such an event has come."""
+    part_offset: Annotated[int, Meta(ge=0, le=MAX_SEQUENCE)] = 0
+    """With `parts`, the number of bytes that the caller has of the event behind `after`."""
 
 
 class ExecutionsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    state: Annotated[
-        State | None, Meta(description="Only executions in this state. Absent: in every state.")
-    ] = None
-    limit: Annotated[
-        int, Meta(ge=1, le=MAX_PAGE, description="The most executions in the reply.")
-    ] = DEFAULT_PAGE
-    cursor: Annotated[
-        str | None,
-        Meta(description="The `next_cursor` of the page before. Absent: the first page."),
-    ] = None
+    state: State | None = None
+    """Only executions in this state. Absent: in every state."""
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = DEFAULT_PAGE
+    """The most executions in the reply."""
+    cursor: str | None = None
+    """The `next_cursor` of the page before. Absent: the first page."""
 
 
 def execution_of(request: web.Request) -> Execution:

@@ -54,58 +54,48 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 class StatQuery(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
     path: Annotated[str, Meta(description=PATH)]
-    follow: Annotated[
-        bool, Meta(description="Describe the target of a link; false: the link itself.")
-    ] = True
+    follow: bool = True
+    """Describe the target of a link; false: the link itself."""
 
 
 class MkdirRequest(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A directory to make."""
 
     path: Annotated[str, Meta(description=PATH)]
-    mode: Annotated[
-        Mode | None,
-        Meta(description="Permission bits: three or four octal digits. Null: those of the umask."),
-    ] = None
-    parents: Annotated[
-        bool, Meta(description="Make missing parents too, and accept an existing directory.")
-    ] = True
+    mode: Mode | None = None
+    """Permission bits: three or four octal digits. Null: those of the umask."""
+    parents: bool = True
+    """Make missing parents too, and accept an existing directory."""
 
 
 class MoveRequest(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A path to move or copy, and the new name."""
 
     src: Annotated[str, Meta(description=PATH)]
-    dest: Annotated[
-        str, Meta(description="The new name itself, never a directory to put `src` into.")
-    ]
-    overwrite: Annotated[bool, Meta(description="Replace files that exist at `dest`.")] = False
+    dest: str
+    """The new name itself, never a directory to put `src` into."""
+    overwrite: bool = False
+    """Replace files that exist at `dest`."""
 
 
 class ChmodRequest(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A path, and new permission bits."""
 
     path: Annotated[str, Meta(description=PATH)]
-    mode: Annotated[Mode, Meta(description="Permission bits: three or four octal digits.")]
+    mode: Mode
+    """Permission bits: three or four octal digits."""
 
 
 class SearchRequest(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What to search for, and where."""
 
-    glob: Annotated[
-        str,
-        Meta(
-            description="A pattern for paths relative to `path`; `**` stands for any directories."
-        ),
-    ]
+    glob: str
+    """A pattern for paths relative to `path`; `**` stands for any directories."""
     path: Annotated[str, Meta(description="The directory to search. " + PATH)] = "."
-    type: Annotated[
-        FileKind | tuple[FileKind, ...] | None,
-        Meta(description="Only files of this kind, or of these kinds. Null: all."),
-    ] = None
-    limit: Annotated[
-        int, Meta(ge=1, le=MAX_MATCHES, description="The most matches in the reply.")
-    ] = DEFAULT_MATCHES
+    type: FileKind | tuple[FileKind, ...] | None = None
+    """Only files of this kind, or of these kinds. Null: all."""
+    limit: Annotated[int, Meta(ge=1, le=MAX_MATCHES)] = DEFAULT_MATCHES
+    """The most matches in the reply."""
 
 
 MKDIR = msgspec.json.Decoder(MkdirRequest)

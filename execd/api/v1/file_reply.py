@@ -42,30 +42,23 @@ PathBelowRoot = Annotated[
 class EntryReply(msgspec.Struct, frozen=True, kw_only=True):
     """An entry of a directory."""
 
-    name: Annotated[str, Meta(description="The name in the directory.")]
+    name: str
+    """The name in the directory."""
     size: Size
-    type: Annotated[
-        Literal["file", "directory"],
-        Meta(description="Everything except directories is a file. Links are followed."),
-    ]
+    type: Literal["file", "directory"]
+    """Everything except directories is a file. Links are followed."""
     modified_at: ModifiedAt
     mode: Mode
-    name_percent_encoded: Annotated[
-        str | UnsetType,
-        Meta(
-            description="The name for requests, percent-encoded, where it is not UTF-8. Absent for "
-            "all other names."
-        ),
-    ] = UNSET
+    name_percent_encoded: str | UnsetType = UNSET
+    """The name for requests, percent-encoded, where it is not UTF-8. Absent for all other names."""
 
 
 class ListingReply(msgspec.Struct, frozen=True, kw_only=True):
     """A directory. ``files.get`` writes the JSON in pieces, since a directory may be large."""
 
     path: PathBelowRoot
-    entries: Annotated[
-        list[EntryReply], Meta(description="The entries, sorted by the bytes of their names.")
-    ]
+    entries: list[EntryReply]
+    """The entries, sorted by the bytes of their names."""
 
 
 class DescriptionReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,51 +66,54 @@ class DescriptionReply(msgspec.Struct, frozen=True, kw_only=True):
 
     path: PathBelowRoot
     path_percent_encoded: PercentEncodedPath = UNSET
-    type: Annotated[FileKind, Meta(description="The kind of the file.")]
+    type: FileKind
+    """The kind of the file."""
     size: Size
     modified_at: ModifiedAt
     mode: Mode
-    uid: Annotated[int, Meta(description="The number of the owner.")]
-    gid: Annotated[int, Meta(description="The number of the group.")]
-    links: Annotated[int, Meta(description="The number of hard links.")]
-    etag: Annotated[
-        str | UnsetType,
-        Meta(description="The entity tag of the content. Absent unless `type` is `file`."),
-    ] = UNSET
-    target: Annotated[
-        str | UnsetType,
-        Meta(description="The text of the link. Absent unless `type` is `symlink`."),
-    ] = UNSET
+    uid: int
+    """The number of the owner."""
+    gid: int
+    """The number of the group."""
+    links: int
+    """The number of hard links."""
+    etag: str | UnsetType = UNSET
+    """The entity tag of the content. Absent unless `type` is `file`."""
+    target: str | UnsetType = UNSET
+    """The text of the link. Absent unless `type` is `symlink`."""
 
 
 class CopiedCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What was copied."""
 
-    files: Annotated[int, Meta(description="The number of regular files.")]
-    directories: Annotated[int, Meta(description="The number of directories.")]
-    links: Annotated[int, Meta(description="The number of symbolic links.")]
-    bytes: Annotated[int, Meta(description="The bytes of all regular files.")]
-    skipped: Annotated[
-        int,
-        Meta(
-            description="The number of other files, which are not copied: FIFOs, sockets, devices, "
-            "and files that vanished or may not be served."
-        ),
-    ]
+    files: int
+    """The number of regular files."""
+    directories: int
+    """The number of directories."""
+    links: int
+    """The number of symbolic links."""
+    bytes: int
+    """The bytes of all regular files."""
+    skipped: int
+    """The number of other files, which are not copied: FIFOs, sockets, devices, and files that
+    vanished or may not be served."""
 
 
 class CopyReply(DescriptionReply, frozen=True, kw_only=True):
     """The facts of the copy, and the counts."""
 
-    copied: Annotated[CopiedCounts, Meta(description="What was copied.")]
+    copied: CopiedCounts
+    """What was copied."""
 
 
 class SearchItem(msgspec.Struct, frozen=True, kw_only=True):
     """A path that matches. Links are not followed."""
 
-    path: Annotated[str, Meta(description="The path relative to the searched directory.")]
+    path: str
+    """The path relative to the searched directory."""
     path_percent_encoded: PercentEncodedPath = UNSET
-    type: Annotated[FileKind, Meta(description="The kind of the file itself.")]
+    type: FileKind
+    """The kind of the file itself."""
     size: Size
     modified_at: ModifiedAt
     mode: Mode
@@ -126,13 +122,9 @@ class SearchItem(msgspec.Struct, frozen=True, kw_only=True):
 class SearchTruncation(msgspec.Struct, frozen=True, kw_only=True):
     """The early end of a search."""
 
-    by: Annotated[
-        SearchEnd,
-        Meta(
-            description="The bound that was reached: of matches (`limit`), of scanned names "
-            "(`scanned`) or of seconds (`time`)."
-        ),
-    ]
+    by: SearchEnd
+    """The bound that was reached: of matches (`limit`), of scanned names (`scanned`) or of seconds
+    (`time`)."""
 
 
 class SearchReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,26 +132,27 @@ class SearchReply(msgspec.Struct, frozen=True, kw_only=True):
 
     path: PathBelowRoot
     path_percent_encoded: PercentEncodedPath = UNSET
-    items: Annotated[
-        list[SearchItem], Meta(description="The matches by name, a directory before its content.")
-    ]
-    truncated: Annotated[
-        SearchTruncation | None,
-        Meta(description="Why there may be more matches; null: the search is complete."),
-    ]
-    scanned: Annotated[int, Meta(description="The number of names that were compared.")]
-    unreadable: Annotated[
-        int, Meta(description="The number of directories that could not be read.")
-    ]
+    items: list[SearchItem]
+    """The matches by name, a directory before its content."""
+    truncated: SearchTruncation | None
+    """Why there may be more matches; null: the search is complete."""
+    scanned: int
+    """The number of names that were compared."""
+    unreadable: int
+    """The number of directories that could not be read."""
 
 
 class UnpackReply(msgspec.Struct, frozen=True, kw_only=True):
     """What an archive held."""
 
-    files: Annotated[int, Meta(description="The number of regular files.")]
-    directories: Annotated[int, Meta(description="The number of directories.")]
-    links: Annotated[int, Meta(description="The number of links.")]
-    bytes: Annotated[int, Meta(description="The bytes of all regular files.")]
+    files: int
+    """The number of regular files."""
+    directories: int
+    """The number of directories."""
+    links: int
+    """The number of links."""
+    bytes: int
+    """The bytes of all regular files."""
 
 
 # --- the events of a watch
@@ -170,48 +163,42 @@ class WatchingEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     path: PathBelowRoot
     path_percent_encoded: PercentEncodedPath = UNSET
-    recursive: Annotated[bool, Meta(description="Whether directories below are watched too.")]
-    directories: Annotated[int, Meta(description="The number of watched directories.")]
-    complete: Annotated[
-        bool, Meta(description="Whether every directory of the tree could be watched.")
-    ]
+    recursive: bool
+    """Whether directories below are watched too."""
+    directories: int
+    """The number of watched directories."""
+    complete: bool
+    """Whether every directory of the tree could be watched."""
 
 
 class FileChange(msgspec.Struct, frozen=True, kw_only=True):
     """The sum of the changes of one path."""
 
-    type: Annotated[ChangeKind, Meta(description="The kind of the change.")]
-    path: Annotated[
-        str, Meta(description="The path after the changes, relative to the watched directory.")
-    ]
+    type: ChangeKind
+    """The kind of the change."""
+    path: str
+    """The path after the changes, relative to the watched directory."""
     path_percent_encoded: PercentEncodedPath = UNSET
-    is_directory: Annotated[bool, Meta(description="Whether the path is a directory.")]
-    old_path: Annotated[
-        str | UnsetType,
-        Meta(description="The path before a move. Absent unless the path was moved."),
-    ] = UNSET
+    is_directory: bool
+    """Whether the path is a directory."""
+    old_path: str | UnsetType = UNSET
+    """The path before a move. Absent unless the path was moved."""
 
 
 class ChangesEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Changes of files."""
 
-    changes: Annotated[
-        list[FileChange],
-        Meta(description="At most one change for each path, in the order of the last changes."),
-    ]
+    changes: list[FileChange]
+    """At most one change for each path, in the order of the last changes."""
 
 
 class OverflowEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Changes were lost: the caller must look at the files."""
 
-    reason: Annotated[
-        LostChanges | Literal["reconnect"],
-        Meta(
-            description="Why changes were lost: the kernel's queue was full (`queue`), too many "
-            "changes came at once (`flood`), not every directory could be watched (`directories`), "
-            "or the caller was away (`reconnect`)."
-        ),
-    ]
+    reason: LostChanges | Literal["reconnect"]
+    """Why changes were lost: the kernel's queue was full (`queue`), too many changes came at once
+    (`flood`), not every directory could be watched (`directories`), or the caller was away
+    (`reconnect`)."""
 
 
 class GoneEvent(msgspec.Struct, frozen=True, kw_only=True):

@@ -63,38 +63,24 @@ T = TypeVar("T")
 
 
 class GetQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    content_type: Annotated[
-        Literal["", "auto"],
-        Meta(
-            description="`auto`: the type by the file's name, instead of application/octet-stream."
-        ),
-    ] = ""
+    content_type: Literal["", "auto"] = ""
+    """`auto`: the type by the file's name, instead of application/octet-stream."""
 
 
 class PutQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    mode: Annotated[
-        Mode,
-        Meta(
-            description="Permission bits of the file: four octal digits. Empty or absent: those of "
-            "the file before, and those of the daemon's umask for a new file."
-        ),
-    ] = ""
-    append: Annotated[
-        bool, Meta(description="Add the body to the end of the file, instead of replacing it.")
-    ] = False
-    offset: Annotated[
-        Offset | None, Meta(description="Write the body at this place of the file, in bytes.")
-    ] = None
+    mode: Mode = ""
+    """Permission bits of the file: four octal digits. Empty or absent: those of the file before,
+    and those of the daemon's umask for a new file."""
+    append: bool = False
+    """Add the body to the end of the file, instead of replacing it."""
+    offset: Offset | None = None
+    """Write the body at this place of the file, in bytes."""
 
 
 class DeleteQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    recursive: Annotated[
-        GoBool,
-        Meta(
-            description="Delete a directory with everything in it. Empty: false. The other "
-            "spellings of Go's `strconv.ParseBool` are accepted too."
-        ),
-    ] = ""
+    recursive: GoBool = ""
+    """Delete a directory with everything in it. Empty: false. The other spellings of Go's
+    `strconv.ParseBool` are accepted too."""
 
 
 TreePath = Annotated[

@@ -7,10 +7,9 @@ of all callers again and again: then the report only has the daemon look for the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import msgspec
-from msgspec import Meta
 
 from execd.api.v1.execution_reply import rfc3339
 from execd.api.wire.body import read_body
@@ -34,19 +33,15 @@ REPORT = msgspec.json.Decoder(RestoredRequest)
 class RestoredReply(msgspec.Struct, frozen=True, kw_only=True):
     """The daemon knows of the restore."""
 
-    instance_id: Annotated[
-        str, Meta(description="The life of the daemon since the restore, as in `/v1/capabilities`.")
-    ]
-    restores: Annotated[int, Meta(description="How often the daemon was restored.")]
-    restored_at: Annotated[str, Meta(description="When the daemon noticed the restore (RFC 3339).")]
-    cause: Annotated[
-        str,
-        Meta(
-            description="How the daemon noticed: `file` (gVisor told, in "
-            "`/proc/gvisor/checkpoint`), `clock` (the time of day jumped), `report` (by this "
-            "route)."
-        ),
-    ]
+    instance_id: str
+    """The life of the daemon since the restore, as in `/v1/capabilities`."""
+    restores: int
+    """How often the daemon was restored."""
+    restored_at: str
+    """When the daemon noticed the restore (RFC 3339)."""
+    cause: str
+    """How the daemon noticed: `file` (gVisor told, in `/proc/gvisor/checkpoint`), `clock` (the time
+    of day jumped), `report` (by this route)."""
 
 
 async def restored(request: web.Request) -> web.Response:

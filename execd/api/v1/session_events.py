@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
-from msgspec import Meta
 
 from execd.api.v1.execution_events import DroppedEvent, OutputEvent, output_event
 from execd.api.wire.encoders import WireEvent
@@ -28,46 +27,38 @@ if TYPE_CHECKING:
 class SessionStateEvent(msgspec.Struct, frozen=True, kw_only=True):
     """The session has another state. Starts and ends of cells are events of their own."""
 
-    state: Annotated[SessionState, Meta(description="The state now.")]
-    generation: Annotated[int, Meta(description="The number of the interpreter.")]
-    prompt: Annotated[
-        str | None,
-        Meta(description="The question of `input()`; null unless the state is `WAITING_INPUT`."),
-    ]
-    password: Annotated[
-        bool | None,
-        Meta(
-            description="Whether the answer is a password; null unless the state is "
-            "`WAITING_INPUT`."
-        ),
-    ]
+    state: SessionState
+    """The state now."""
+    generation: int
+    """The number of the interpreter."""
+    prompt: str | None
+    """The question of `input()`; null unless the state is `WAITING_INPUT`."""
+    password: bool | None
+    """Whether the answer is a password; null unless the state is `WAITING_INPUT`."""
 
 
 class CellStartedEvent(msgspec.Struct, frozen=True, kw_only=True):
     """A cell has started."""
 
-    id: Annotated[str, Meta(description="The cell, under `/v1/executions`.")]
-    generation: Annotated[int, Meta(description="The number of the interpreter.")]
-    state_lost: Annotated[
-        bool, Meta(description="Whether the cell is the first to find the state gone.")
-    ]
+    id: str
+    """The cell, under `/v1/executions`."""
+    generation: int
+    """The number of the interpreter."""
+    state_lost: bool
+    """Whether the cell is the first to find the state gone."""
 
 
 class CellEndedEvent(msgspec.Struct, frozen=True, kw_only=True):
     """A cell has ended."""
 
-    id: Annotated[str, Meta(description="The cell, under `/v1/executions`.")]
-    exit_reason: Annotated[ExitReason, Meta(description="How the cell ended.")]
-    status: Annotated[
-        Literal["success", "error"] | None,
-        Meta(description="The outcome; null: the cell ended before it ran."),
-    ]
-    state: Annotated[
-        SessionState,
-        Meta(
-            description="The state of the session now: `BUSY` if the cell runs on past its answer."
-        ),
-    ]
+    id: str
+    """The cell, under `/v1/executions`."""
+    exit_reason: ExitReason
+    """How the cell ended."""
+    status: Literal["success", "error"] | None
+    """The outcome; null: the cell ended before it ran."""
+    state: SessionState
+    """The state of the session now: `BUSY` if the cell runs on past its answer."""
 
 
 class SessionDeletedEvent(msgspec.Struct, frozen=True, kw_only=True):

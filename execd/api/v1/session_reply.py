@@ -24,15 +24,13 @@ ELLIPSIS = "…"
 class SessionReply(msgspec.Struct, frozen=True, kw_only=True):
     """A session."""
 
-    id: Annotated[str, Meta(description="The name under `/v1/sessions`.")]
-    session_id: Annotated[str, Meta(description="Another word for `id`.")]
-    state: Annotated[
-        SessionState,
-        Meta(
-            description="`STARTING`: an interpreter is being made; `DEAD`: there is none, and the "
-            "next cell makes one."
-        ),
-    ]
+    id: str
+    """The name under `/v1/sessions`."""
+    session_id: str
+    """Another word for `id`."""
+    state: SessionState
+    """`STARTING`: an interpreter is being made; `DEAD`: there is none, and the next cell makes
+    one."""
     prompt: Annotated[
         str | None,
         Meta(
@@ -40,105 +38,91 @@ class SessionReply(msgspec.Struct, frozen=True, kw_only=True):
             "and an ellipsis; null unless the state is `WAITING_INPUT`."
         ),
     ]
-    password: Annotated[
-        bool | None,
-        Meta(
-            description="Whether the answer is a password; null unless the state is "
-            "`WAITING_INPUT`."
-        ),
-    ]
-    generation: Annotated[
-        int,
-        Meta(
-            description="The number of the interpreter: 1, and one more after each loss of state; "
-            "0 before the first."
-        ),
-    ]
-    execution_count: Annotated[
-        int,
-        Meta(description="The number of the last cell; 0 before the first cell of a generation."),
-    ]
-    created_at: Annotated[str, Meta(description="RFC 3339 in UTC.")]
-    uptime_seconds: Annotated[float, Meta(description="The age.")]
-    last_used_at: Annotated[str, Meta(description="RFC 3339 in UTC.")]
-    cwd: Annotated[str, Meta(description="The directory in which an interpreter starts.")]
-    limits: Annotated[
-        LimitsReply | None, Meta(description="The limits of the session and of each cell.")
-    ]
-    pid: Annotated[
-        int | None,
-        Meta(description="The interpreter, as user code sees its pid; null: there is none."),
-    ]
-    memory_bytes: Annotated[
-        int,
-        Meta(
-            description="The resident memory of the session's processes: an upper bound; 0 without "
-            "an interpreter."
-        ),
-    ]
-    waiting: Annotated[int, Meta(description="The number of cells that wait for their turn.")]
-    unclaimed_output_bytes: Annotated[
-        int, Meta(description="Output between cells that no reply has told.")
-    ]
+    password: bool | None
+    """Whether the answer is a password; null unless the state is `WAITING_INPUT`."""
+    generation: int
+    """The number of the interpreter: 1, and one more after each loss of state; 0 before the
+    first."""
+    execution_count: int
+    """The number of the last cell; 0 before the first cell of a generation."""
+    created_at: str
+    """RFC 3339 in UTC."""
+    uptime_seconds: float
+    """The age."""
+    last_used_at: str
+    """RFC 3339 in UTC."""
+    cwd: str
+    """The directory in which an interpreter starts."""
+    limits: LimitsReply | None
+    """The limits of the session and of each cell."""
+    pid: int | None
+    """The interpreter, as user code sees its pid; null: there is none."""
+    memory_bytes: int
+    """The resident memory of the session's processes: an upper bound; 0 without an interpreter."""
+    waiting: int
+    """The number of cells that wait for their turn."""
+    unclaimed_output_bytes: int
+    """Output between cells that no reply has told."""
 
 
 class SessionsReply(msgspec.Struct, frozen=True, kw_only=True):
     """A page of sessions."""
 
-    items: Annotated[list[SessionReply], Meta(description="The sessions, oldest first.")]
-    next_cursor: Annotated[
-        str | None, Meta(description="The `cursor` of the next page; null: this page is the last.")
-    ]
+    items: list[SessionReply]
+    """The sessions, oldest first."""
+    next_cursor: str | None
+    """The `cursor` of the next page; null: this page is the last."""
 
 
 class InterruptReply(msgspec.Struct, frozen=True, kw_only=True):
     """The effect of an interrupt."""
 
-    interrupted: Annotated[bool, Meta(description="Whether a cell ran.")]
+    interrupted: bool
+    """Whether a cell ran."""
 
 
 class ForkReply(msgspec.Struct, frozen=True, kw_only=True):
     """The branches of a session."""
 
-    sessions: Annotated[list[SessionReply], Meta(description="The branches.")]
-    warnings: Annotated[
-        list[str], Meta(description="The parts of the state that the branches do not have.")
-    ]
+    sessions: list[SessionReply]
+    """The branches."""
+    warnings: list[str]
+    """The parts of the state that the branches do not have."""
 
 
 class CompleteReply(msgspec.Struct, frozen=True, kw_only=True):
     """Completions of code."""
 
-    matches: Annotated[
-        list[str], Meta(description="Texts for the place from `cursor_start` to `cursor_end`.")
-    ]
-    cursor_start: Annotated[int, Meta(description="A place in the code, in characters.")]
-    cursor_end: Annotated[int, Meta(description="A place in the code, in characters.")]
+    matches: list[str]
+    """Texts for the place from `cursor_start` to `cursor_end`."""
+    cursor_start: int
+    """A place in the code, in characters."""
+    cursor_end: int
+    """A place in the code, in characters."""
 
 
 class VariableReply(msgspec.Struct, frozen=True, kw_only=True):
     """A variable, as the code in the session shows it."""
 
-    name: Annotated[str, Meta(description="The name; a long one is cut.")]
-    type: Annotated[str, Meta(description="The name of the type; empty: not looked at.")]
-    repr: Annotated[str, Meta(description="The value as text; a long one is cut.")]
-    length: Annotated[
-        int | UnsetType, Meta(description="The length of a string or a container; else absent.")
-    ] = UNSET
-    shape: Annotated[
-        list[int] | UnsetType,
-        Meta(description="The shape of an array, a tensor or a table; else absent."),
-    ] = UNSET
+    name: str
+    """The name; a long one is cut."""
+    type: str
+    """The name of the type; empty: not looked at."""
+    repr: str
+    """The value as text; a long one is cut."""
+    length: int | UnsetType = UNSET
+    """The length of a string or a container; else absent."""
+    shape: list[int] | UnsetType = UNSET
+    """The shape of an array, a tensor or a table; else absent."""
 
 
 class VariablesReply(msgspec.Struct, frozen=True, kw_only=True):
     """The user's variables."""
 
-    variables: Annotated[
-        list[VariableReply],
-        Meta(description="The variables, the oldest first, as many as asked for."),
-    ]
-    total: Annotated[int | None, Meta(description="The number of all variables.")]
+    variables: list[VariableReply]
+    """The variables, the oldest first, as many as asked for."""
+    total: int | None
+    """The number of all variables."""
 
 
 async def session_reply(session: Session, config: Config) -> SessionReply:

@@ -36,24 +36,19 @@ class SessionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         str | None, Meta(description=f"The name of the session; {ID_RULE} Null: execd makes one.")
     ] = None
     language: Annotated[Language | None, Meta(description=LANGUAGE)] = None
-    cwd: Annotated[
-        str | None,
-        Meta(
-            description="The directory of the session: absolute, or relative to the base dir. "
-            "Null: the base dir."
-        ),
-    ] = None
-    env: Annotated[dict[str, str] | None, Meta(description="Variables of the interpreter.")] = None
-    limits: Annotated[
-        LimitsRequest | None,
-        Meta(description="Limits of the session and of each cell, at most the daemon's own."),
-    ] = None
+    cwd: str | None = None
+    """The directory of the session: absolute, or relative to the base dir. Null: the base dir."""
+    env: dict[str, str] | None = None
+    """Variables of the interpreter."""
+    limits: LimitsRequest | None = None
+    """Limits of the session and of each cell, at most the daemon's own."""
 
 
 class CellRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields that both cell routes have. A null field equals an absent field."""
 
-    code: Annotated[str, Meta(description="Python, as in a cell of a notebook.")]
+    code: str
+    """Python, as in a cell of a notebook."""
     id: Annotated[
         str | None,
         Meta(
@@ -66,70 +61,50 @@ class CellRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = None
     """None after ``parse``."""
     language: Annotated[Language | None, Meta(description=LANGUAGE)] = None
-    env: Annotated[dict[str, str] | None, Meta(description="Variables for this cell.")] = None
-    limits: Annotated[
-        LimitsRequest | None, Meta(description="Limits of a session that is made for the cell.")
-    ] = None
-    timeout_seconds: Annotated[
-        Seconds | None,
-        Meta(
-            description="Time from the start of the cell to its forced end. Null: the daemon's "
-            "setting for the route."
-        ),
-    ] = None
-    on_busy: Annotated[
-        Literal["queue", "reject"] | None,
-        Meta(description="Wait while the session runs another cell (null too), or be refused."),
-    ] = None
-    expect_generation: Annotated[
-        Count | None,
-        Meta(description="Refuse the cell unless it runs in this generation of the session."),
-    ] = None
-    allow_input: Annotated[
-        bool | None,
-        Meta(description="Let `input()` wait for an answer, instead of raising an error."),
-    ] = None
-    on_disconnect: Annotated[
-        Literal["kill", "detach"] | None,
-        Meta(
-            description="What the cell does when its last reader leaves: end, or go on. Null: the "
-            "daemon's setting."
-        ),
-    ] = None
-    detach: Annotated[
-        bool | None, Meta(description="Reply at once, and let the cell go on without readers.")
-    ] = None
+    env: dict[str, str] | None = None
+    """Variables for this cell."""
+    limits: LimitsRequest | None = None
+    """Limits of a session that is made for the cell."""
+    timeout_seconds: Seconds | None = None
+    """Time from the start of the cell to its forced end. Null: the daemon's setting for the
+    route."""
+    on_busy: Literal["queue", "reject"] | None = None
+    """Wait while the session runs another cell (null too), or be refused."""
+    expect_generation: Count | None = None
+    """Refuse the cell unless it runs in this generation of the session."""
+    allow_input: bool | None = None
+    """Let `input()` wait for an answer, instead of raising an error."""
+    on_disconnect: Literal["kill", "detach"] | None = None
+    """What the cell does when its last reader leaves: end, or go on. Null: the daemon's setting."""
+    detach: bool | None = None
+    """Reply at once, and let the cell go on without readers."""
 
 
 class CodeRequest(CellRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``env`` is the environment of a session that is made for the code. In an existing session it
     is for this cell."""
 
-    session_id: Annotated[
-        str | None,
-        Meta(description="The session, made if it is missing. Null: a session for this code only."),
-    ] = None
-    keep: Annotated[
-        bool | None, Meta(description="Keep a session without a name after the code.")
-    ] = None
+    session_id: str | None = None
+    """The session, made if it is missing. Null: a session for this code only."""
+    keep: bool | None = None
+    """Keep a session without a name after the code."""
 
 
 class ForkRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which branches to make: one without a name by default."""
 
     id: Annotated[str | None, Meta(description=f"The name of a single branch; {ID_RULE}")] = None
-    count: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="The number of branches; null: 1.")
-    ] = None
+    count: Annotated[int, Meta(ge=1)] | None = None
+    """The number of branches; null: 1."""
 
 
 class CompleteRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Code with a place in it."""
 
-    code: Annotated[str, Meta(description="The code so far.")]
-    cursor: Annotated[
-        Count | None, Meta(description="The place to complete at, in characters; null: the end.")
-    ] = None
+    code: str
+    """The code so far."""
+    cursor: Count | None = None
+    """The place to complete at, in characters; null: the end."""
 
 
 SESSION = msgspec.json.Decoder(SessionRequest)

@@ -64,18 +64,16 @@ T = TypeVar("T")
 
 
 class SessionsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    limit: Annotated[
-        int, Meta(ge=1, le=MAX_PAGE, description="The most sessions in the reply.")
-    ] = DEFAULT_PAGE
-    cursor: Annotated[
-        str | None,
-        Meta(description="The `next_cursor` of the page before. Absent: the first page."),
-    ] = None
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = DEFAULT_PAGE
+    """The most sessions in the reply."""
+    cursor: str | None = None
+    """The `next_cursor` of the page before. Absent: the first page."""
 
 
 class ExecuteQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     encoding: EncodingParameter = "text"
-    create: Annotated[bool, Meta(description="Make the session if it is missing.")] = False
+    create: bool = False
+    """Make the session if it is missing."""
 
 
 class CodeQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,9 +81,8 @@ class CodeQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class VariablesQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    limit: Annotated[int, Meta(ge=1, le=10_000, description="The most variables in the reply.")] = (
-        DEFAULT_VARIABLES
-    )
+    limit: Annotated[int, Meta(ge=1, le=10_000)] = DEFAULT_VARIABLES
+    """The most variables in the reply."""
 
 
 def _session(request: web.Request) -> Session:

@@ -50,15 +50,10 @@ CHANGES_PER_EVENT = 500
 
 
 class WatchQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    recursive: Annotated[bool, Meta(description="Watch the directories below too.")] = False
-    debounce_seconds: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=60,
-            description="How long changes are gathered after the first one, in seconds.",
-        ),
-    ] = 0.25
+    recursive: bool = False
+    """Watch the directories below too."""
+    debounce_seconds: Annotated[float, Meta(ge=0, le=60)] = 0.25
+    """How long changes are gathered after the first one, in seconds."""
 
 
 EVENTS: dict[str, type] = {

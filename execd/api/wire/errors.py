@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, UnsetType
 
 from execd.api.wire.replies import json_reply, replace_surrogates
 from execd.errors import ReplyCode  # noqa: TC001  # msgspec reads the annotations at run time
@@ -21,33 +21,27 @@ if TYPE_CHECKING:
 class ErrorReply(msgspec.Struct, frozen=True, kw_only=True):
     """An error of /v1."""
 
-    code: Annotated[
-        ReplyCode, Meta(description="Which rule was broken, or which part of the sandbox refused.")
-    ]
-    message: Annotated[
-        str, Meta(description="The reason in words, with the remedy where there is one.")
-    ]
-    details: Annotated[
-        dict[str, Any] | UnsetType,
-        Meta(
-            description="Facts for programs, depending on the code: for example `field`, the part "
-            "of the request that breaks a rule, or `retry_after_seconds`. Absent without facts."
-        ),
-    ] = UNSET
+    code: ReplyCode
+    """Which rule was broken, or which part of the sandbox refused."""
+    message: str
+    """The reason in words, with the remedy where there is one."""
+    details: dict[str, Any] | UnsetType = UNSET
+    """Facts for programs, depending on the code: for example `field`, the part of the request that
+    breaks a rule, or `retry_after_seconds`. Absent without facts."""
 
 
 class MessageReply(msgspec.Struct, frozen=True, kw_only=True):
     """An error of the python-runtime routes."""
 
-    message: Annotated[
-        str, Meta(description="The reason in words, with the remedy where there is one.")
-    ]
+    message: str
+    """The reason in words, with the remedy where there is one."""
 
 
 class DetailReply(msgspec.Struct, frozen=True, kw_only=True):
     """An error of HTTP itself on the python-runtime routes."""
 
-    detail: Annotated[str, Meta(description="The phrase of the HTTP status.")]
+    detail: str
+    """The phrase of the HTTP status."""
 
 
 V1_HTTP_STATUS: dict[ErrorCode, int] = {

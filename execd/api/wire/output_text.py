@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import codecs
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import msgspec
-from msgspec import Meta
 
 if TYPE_CHECKING:
     from execd.engine.output.log import Excerpt
@@ -16,9 +15,12 @@ if TYPE_CHECKING:
 class OmittedOutput(msgspec.Struct, frozen=True, kw_only=True):
     """The bytes of a stream that the reply does not have."""
 
-    total_bytes: Annotated[int, Meta(description="The bytes of the whole stream.")]
-    head_bytes: Annotated[int, Meta(description="The bytes before the omitted ones.")]
-    omitted_bytes: Annotated[int, Meta(description="The number of omitted bytes.")]
+    total_bytes: int
+    """The bytes of the whole stream."""
+    head_bytes: int
+    """The bytes before the omitted ones."""
+    omitted_bytes: int
+    """The number of omitted bytes."""
 
 
 UTF8_CONTINUATION_BYTES = 3

@@ -34,9 +34,11 @@ if TYPE_CHECKING:
     from execd.files.resolve import Forbidden
     from execd.files.room import Room
 
-# Bytes of names of one archive that are in memory together; more are 413. With names of 200
-# characters, 200,000 entries of a zip need 55 MB: an entry has 46 bytes besides.
 MAX_NAMES_BYTES = 64 << 20
+"""Names in an uploaded archive that are in memory together. More are 413.
+
+With names of 200 characters, 200,000 entries of a zip need 55 MB: an entry has 46 bytes besides,
+with extra fields and comments."""
 _DIRECTORY_MODE = 0o3777
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -8,7 +8,6 @@ import pytest
 from execd.engine.sessions import worker_setup
 from execd.errors import InvalidArgument
 from execd.kernel import frames
-from execd.model import Limits
 
 
 class RefusingWorker:
@@ -35,5 +34,5 @@ async def test_a_configuration_over_the_size_of_a_frame_is_blamed_on_what_the_ca
 ) -> None:
     worker, context = cast("Any", RefusingWorker()), cast("Any", Context())
     with pytest.raises(InvalidArgument) as refused:
-        await worker_setup._configure(worker, context, cwd, {}, Limits())
+        await worker_setup._configure(worker, context, cwd, {})
     assert refused.value.details["field"] == field
