@@ -115,6 +115,7 @@ class Inner(msgspec.Struct):
 class Outer(msgspec.Struct):
     text: Annotated[str, msgspec.Meta(max_length=3, description="A text.")]
     inner: Inner | None = None
+    """Another struct."""
     choice: Literal["x", "y"] = "x"
     kind: Kind | None = None
     numbers: list[Annotated[int, msgspec.Meta(gt=0, le=20_000)]] = []
@@ -150,7 +151,8 @@ def test_defaults_are_json() -> None:
         "share": "`0.5`",
         "reason": "",
     }
-    assert types.description(fields_of(Outer)["text"]) == "A text."
+    assert types.description(Outer, fields_of(Outer)["text"]) == "A text."
+    assert types.description(Outer, fields_of(Outer)["inner"]) == "Another struct."
 
 
 def test_docstrings_under_fields_are_read_from_the_source() -> None:

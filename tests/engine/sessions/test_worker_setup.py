@@ -8,10 +8,12 @@ import pytest
 from execd.engine.sessions import worker_setup
 from execd.errors import InvalidArgument
 from execd.kernel import frames
+from execd.model import Limits
 
 
 class RefusingWorker:
     marker_id = "s"
+    limits = Limits()
 
     async def request(self, frame: dict[str, Any], _: float) -> None:
         raise frames.FrameError("too long")
