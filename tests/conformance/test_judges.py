@@ -34,21 +34,32 @@ from execd.cli import main
 sys.argv = ["execd", *sys.argv[sys.argv.index("serve"):]]
 main()
 """
-HANDLER_FAILS = """
+REPLACED = """
+import dataclasses
+probes.ROUTES = tuple(
+    dataclasses.replace(route, handler=metadata) if route.name == "get_metadata" else route
+    for route in probes.ROUTES
+)
+"""
+HANDLER_FAILS = (
+    """
 from execd.api.probes import probes
 async def metadata(request):
     raise RuntimeError("planted")
-probes.metadata = metadata
 """
-HANDLER_LEAKS = """
+    + REPLACED
+)
+HANDLER_LEAKS = (
+    """
 import os
 from execd.api.probes import probes
 original = probes.metadata
 async def metadata(request):
     os.open("/dev/full", os.O_WRONLY)
     return await original(request)
-probes.metadata = metadata
 """
+    + REPLACED
+)
 WRONG_EXIT_CODE = """
 import os
 leave = os._exit

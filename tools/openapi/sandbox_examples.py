@@ -141,7 +141,7 @@ execd_build_info{{version="{__version__}"}} 1
 # HELP execd_uptime_seconds Age of the daemon.
 # TYPE execd_uptime_seconds gauge
 execd_uptime_seconds 3605.481
-# HELP execd_ready 1 if a command sent now would run.
+# HELP execd_ready Whether a command sent now would run.
 # TYPE execd_ready gauge
 execd_ready 1
 """

@@ -186,11 +186,12 @@ class EventIndex:
     def _pieces(self, position: int, sequence: int, max_pieces: int) -> list[Event]:
         """Return the pieces of an event above ``sequence``."""
         last, kind, offset, size_bytes = self._at(position)
-        before = max(sequence, last - _n_pieces(kind, size_bytes))
+        first = last - _n_pieces(kind, size_bytes) + 1
         found = []
-        for number in range(before + 1, last + 1)[:max_pieces]:
+        for number in range(max(sequence + 1, first), last + 1)[:max_pieces]:
             stop = offset + size_bytes - (last - number) * PIECE_BYTES
-            start = max(offset, stop - PIECE_BYTES)
+            # A display is one piece, however long.
+            start = offset if number == first else stop - PIECE_BYTES
             found.append(Event(number, kind, start, stop - start))
         return found
 

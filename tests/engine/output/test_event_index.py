@@ -146,6 +146,15 @@ def test_after_a_trim_a_reader_resumes_from_the_last_trimmed_number_on(begin: in
     assert [number for number in range(7) if index.can_resume(begin + number)] == [3, 4, 5]
 
 
+def test_a_display_is_one_piece_however_long() -> None:
+    index = EventIndex(100)
+    index.append(Kind.STDOUT, 0, 3 * PIECE_BYTES)
+    assert index.append(Kind.RICH, 7, 5 * PIECE_BYTES) == 4
+    [*_, display] = index.after(0, 100)
+    assert display == (4, Kind.RICH, 7, 5 * PIECE_BYTES)
+    assert index.can_resume(3)
+
+
 def test_a_long_log_of_one_stream_is_merged_and_not_trimmed() -> None:
     index, _ = filled([(Kind.STDOUT, 10)] * 1000, 8)
     events = index.after(0, 1000)
