@@ -120,13 +120,16 @@ class DiskGuard:
                 walk.cancel()
 
     async def _judge(self, volume: Volume, tally: _Tally, look: NextLook) -> None:
-        if volume.is_over and tally.before is not None:
+        before = tally.before if volume.is_over else None
+        if before is not None:
             # The trees were read before the walk, and the walk finds what they wrote meanwhile.
             tally.add(await self._warden.read_written(is_urgent=True))
-            await self._end_writer(volume, tally.trees, tally.before)
+            await self._end_writer(volume, tally.trees, before)
         # The figures count from the crossing on as long as nobody is known to have filled the
-        # directory, and as long as a walk is to tell whether there was a crossing.
-        if not volume.is_unsolved and (tally.before is None or not look.is_due):
+        # directory, and as long as a walk is to tell whether there was a crossing. After an end
+        # they count anew.
+        begins_anew = before is not None or tally.before is None or not look.is_due
+        if not volume.is_unsolved and begins_anew:
             is_near = look.is_near or volume.is_over
             tally.before = _Snapshot(volume.used_bytes, tally.trees) if is_near else None
 

@@ -103,8 +103,8 @@ class NextLook(NamedTuple):
     is_near: bool
     """A decision may be near: what the trees have written should be known as of this look."""
     is_due: bool
-    """The estimate is over the bound of the decision: the crossing may lie before this look, and
-    only a walk will tell."""
+    """The estimate is over the bound of the decision: the crossing may lie before this look, and no
+    walk has told yet."""
     pause_seconds: float
     """The time until the next look."""
 

@@ -236,6 +236,21 @@ async def test_a_crossing_during_a_walk_counts_from_the_look_before_the_crossing
     assert made.volume.candidates == [Candidate(1, 4, 4, 0)]
 
 
+async def test_after_an_end_the_figures_count_anew_although_the_look_before_was_due(
+    made: Any,
+) -> None:
+    made.live, made.warden.written = [FakeExecution(1)], Written(1, [1], [1], [1], [0])
+    made.guard.mark_running()
+    await looks_again(made)
+    made.volume.is_due = True
+    for written, since in ((5, 4), (7, 2)):
+        made.warden.written = Written(1, [1], [written], [written], [0])
+        made.volume.candidates, made.volume.is_over = [], True
+        await wait_until_async(lambda: made.volume.candidates != [], 5)
+        assert made.volume.candidates == [Candidate(1, since, since, 0)]
+        await looks_again(made)
+
+
 async def test_a_tree_without_an_execution_ends_by_its_tag(made: Any) -> None:
     made.live, made.warden.written = (
         [FakeExecution(1)],
