@@ -256,7 +256,7 @@ class Execution(ExecutionRecord):
         outcome, streams = self.outcome, self.output.streams
         self._context.counters.record_end(
             self.command.origin.dialect,
-            named_reason(self),
+            named_reason(self, outcome),
             outcome.duration_seconds
             if outcome is not None and self.started_at is not None
             else None,

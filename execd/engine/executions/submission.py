@@ -87,7 +87,7 @@ class Idempotency:
     def register(self, submission: Submission, *, is_kept: bool) -> Registration:
         """The names of a new execution, which ``add`` takes. No ``await`` may come between."""
         if not submission.is_named:
-            return Registration(new_id(), is_kept=is_kept)
+            return Registration(new_id(), None, "", is_kept)
         return Registration(
             submission.execution_id or new_id(),
             _key_digest(submission.key),

@@ -162,7 +162,8 @@ class EventIndex:
         """Append an event and return its number: the last of its pieces' numbers."""
         assert offset >= 0
         assert size_bytes >= 0
-        sequence = self.last_sequence + _n_pieces(kind, size_bytes)
+        n_pieces = _n_pieces(kind, size_bytes) if size_bytes else 1
+        sequence = (self._sequences[-1] if self._sequences else self._trimmed) + n_pieces
         self._kinds.append(kind)
         self._offsets.append(offset)
         self._sizes.append(size_bytes)
