@@ -283,8 +283,7 @@ class Engine:
         joined = None if request_key is None else self._registry.joinable(request_key)
         if joined is not None:
             return Submitted(joined, False)
-        earlier = self._idempotency.repeated(submission)
-        if earlier is not None:
+        if submission.is_named and (earlier := self._idempotency.repeated(submission)) is not None:
             return earlier
         if submission.cell is not None:
             return self._submit_cell(submission, submission.cell)

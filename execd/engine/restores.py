@@ -105,7 +105,9 @@ class Restores:
 
     def look_at_clocks(self, spared: object) -> None:
         """As ``look``, for the clocks alone: cheap enough for each request."""
-        self._act_on(self._detector.look_at_clocks(self._clocks()), spared)
+        restore = self._detector.look_at_clocks(self._clocks())
+        if restore is not None:
+            self._act_on(restore, spared)
 
     def report(self, spared: object) -> bool:
         """The platform reports a restore. Return whether there was a restore that nobody had

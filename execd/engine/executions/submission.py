@@ -110,8 +110,7 @@ class Idempotency:
     def repeated(self, submission: Submission) -> Submitted | None:
         """Return the execution of the same key, or id, that ran or will run. Raises
         IdempotencyMismatch, InvalidArgument."""
-        if not submission.is_named:
-            return None
+        assert submission.is_named
         execution_id = submission.execution_id
         if execution_id is not None and not command.ID_PATTERN.fullmatch(execution_id):
             raise InvalidArgument(f"id: must match {command.ID_PATTERN.pattern}", field="id")
