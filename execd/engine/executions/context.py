@@ -62,13 +62,16 @@ class EngineContext(NamedTuple):
     ) -> tuple[dict[str, str], str]:
         """Return the environment of a program, and the entry (``NAME=value``) that marks the
         program's processes."""
-        # User code may have removed the directory in the base dir. One lstat on the loop costs less
-        # than a trip to a thread.
-        if self.temporary_dir != "/tmp" and not os.path.lexists(self.temporary_dir):
+        if not self._has_temporary_dir():
             # In a base dir that is not writable the program gets its own error.
             with contextlib.suppress(ExecdError):
                 await self.ensure_temporary_dir()
         return self.environment.build(execution_id, requested)
+
+    def _has_temporary_dir(self) -> bool:
+        """User code may have removed the directory in the base dir. One lstat on the loop costs
+        less than a trip to a thread."""
+        return self.temporary_dir == "/tmp" or os.path.lexists(self.temporary_dir)
 
     def make_log(self, execution_id: str, limits: Limits) -> OutputLog:
         """Where the output of an execution goes. Ended by ``OutputLog.remove``, or with the state

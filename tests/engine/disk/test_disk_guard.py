@@ -213,7 +213,6 @@ async def test_bytes_that_the_walk_finds_and_the_look_before_did_not_are_known_t
 
     made.live, made.warden.written = [FakeExecution(1)], Written(1, [1], [0], [0], [0])
     # A slow walk may last beyond the next look.
-    # A slow walk may last beyond the next look.
     made.volume.walks_at, made.volume.happens_in_walk = range(1, 1 << 20), write
     made.guard.mark_running()
     await wait_until_async(lambda: made.volume.candidates != [], 5)
