@@ -53,23 +53,33 @@ def test_the_page_about_gvisor_has_each_probe_and_each_trait() -> None:
     assert set(KernelTraits._fields) <= facts
 
 
-def _attacks() -> list[list[str]]:
-    """The cells of each row of the threat model's tables of attacks."""
-    text = (
-        (ROOT / "docs" / "threat-model.md")
-        .read_text()
-        .partition("\n## Attacks\n")[2]
-        .partition("\n##")[0]
-    )
-    rows = [line for line in text.splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[1:]]
+ATTACK = re.compile(
+    r"^## (?P<title>.+)\n\n\* \*\*Attack:\*\* (?P<attack>[^*]+)\* \*\*Shapes:\*\* (?P<shapes>[^*]+)"
+    r"\* \*\*What holds:\*\* (?P<holds>[^*]+)\* \*\*Test:\*\* (?P<proof>[^*#]+)",
+    re.MULTILINE,
+)
 
 
-@pytest.mark.parametrize("row", _attacks(), ids=lambda row: row[0][:60])
-def test_attack_has_a_test_or_is_said_not_to_be_defended(row: list[str]) -> None:
-    attack, _shapes, _holds, proof = row
-    names = re.findall(r"`(test_\w+)`", proof)
-    assert names or proof.startswith("not "), attack
+def _attacks() -> list[re.Match[str]]:
+    """The attacks of the pages of the threat model."""
+    pages = sorted((ROOT / "docs" / "attacks").glob("*.md"))
+    return [attack for page in pages for attack in ATTACK.finditer(page.read_text())]
+
+
+def test_each_heading_of_an_attack_has_the_attack_the_shapes_what_holds_and_the_test() -> None:
+    headings = [
+        heading
+        for page in sorted((ROOT / "docs" / "attacks").glob("*.md"))
+        for heading in re.findall(r"^## (.+)$", page.read_text(), re.MULTILINE)
+    ]
+    assert [attack["title"] for attack in _attacks()] == headings
+    assert len(headings) > 80
+
+
+@pytest.mark.parametrize("attack", _attacks(), ids=lambda attack: attack["title"])
+def test_attack_has_a_test_or_is_said_not_to_be_defended(attack: re.Match[str]) -> None:
+    names = re.findall(r"`(test_\w+)`", attack["proof"])
+    assert names or attack["proof"].startswith("Not "), attack["title"]
     assert set(names) <= TEST_NAMES
 
 
