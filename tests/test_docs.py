@@ -19,7 +19,7 @@ from execd.kernel import mime_bundles
 from execd.model import ExitReason, Limits
 from execd.proc.kernel_traits import KernelTraits
 from tests.conformance.test_notions import NOTIONS
-from tests.promises import name_of_test, promises
+from tests.promises import has_promises, name_of_test, promises
 
 ROOT = Path(__file__).parent.parent
 TEST_NAMES = {
@@ -41,7 +41,8 @@ def _name(page: Path) -> str:
 
 
 def test_each_promise_is_the_name_of_a_test() -> None:
-    found = promises((ROOT / "docs/behaviour.md").read_text())
+    pages = [page for page in PAGES if has_promises(page)]
+    found = [promise for page in pages for promise in promises(page.read_text())]
     assert len(found) > 500
     assert [promise for promise in found if name_of_test(promise) not in TEST_NAMES] == []
 
@@ -143,8 +144,12 @@ def _modules() -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("folder", sorted(_modules()))
 def test_architecture_describes_the_modules_of_a_folder(folder: str) -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    section = page.partition(f"\n## {folder}/\n")[2].partition("\n## ")[0]
+    pages = [ROOT / "docs/architecture.md", *sorted((ROOT / "docs/architecture").glob("*.md"))]
+    [section] = [
+        text.partition(f"\n## {folder}/\n")[2].partition("\n## ")[0]
+        for text in (page.read_text() for page in pages)
+        if f"\n## {folder}/\n" in text
+    ]
     assert set(re.findall(r"^\| `(\w+\.py)` \|", section, re.MULTILINE)) == _modules()[folder]
 
 
