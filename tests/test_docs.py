@@ -278,6 +278,17 @@ def test_link_without_a_target_is_found() -> None:
         assert not _has_target(page, target)
 
 
+GENERATED = {"routes.md", "objects.md"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_page_has_at_most_600_lines_and_no_row_over_300_characters(page: Path) -> None:
+    if page.name not in GENERATED:
+        lines = page.read_text().splitlines()
+        assert len(lines) <= 600
+        assert [line for line in lines if line.startswith("|") and len(line) > 300] == []
+
+
 def _anchor(heading: str) -> str:
     """The anchor that GitHub makes for a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")

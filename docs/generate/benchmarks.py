@@ -98,10 +98,13 @@ def published() -> str:
     """Return the table of docs/benchmarks.md: medians of all rows and curves in both places."""
     subjects = [EXECD, FASTAPI, *PEERS]
     in_gvisor = [f"gVisor: {subject}" for subject in subjects[:-1]]
-    lines = [_provenance(place) for place in PLACES]
-    lines += [
+    lines = [
+        "Medians; the JSON has every round ([natively](benchmarks/native.json), "
+        "[in gVisor](benchmarks/gvisor.json)).",
         "",
-        f"| medians | {' | '.join(subjects)} | {' | '.join(in_gvisor)} |",
+        *(line for place in PLACES for line in _provenance(place)),
+        "",
+        f"| | {' | '.join(subjects)} | {' | '.join(in_gvisor)} |",
         f"|---|{'--:|' * (2 * len(subjects) - 1)}",
     ]
     for title, key, own in _all_rows():
@@ -133,14 +136,13 @@ def _all_rows() -> list[tuple[str, str, str]]:
     return rows
 
 
-def _provenance(place: str) -> str:
+def _provenance(place: str) -> list[str]:
     report, where = _report(place), PLACES[place]
-    notes = "".join(f" Not measured: {note}." for note in report.notes)
-    return (
+    return [
         f"* {where[0].upper()}{where[1:]}: {report.date}, commit {report.commit}, "
-        f"{report.machine}, {report.rounds} rounds, execd on {report.subjects[EXECD]} "
-        f"([all values](benchmarks/{place}.json)).{notes}"
-    )
+        f"{report.machine}, {report.rounds} rounds, execd on {report.subjects[EXECD]}",
+        *(f"* Not measured {where}: {note}" for note in report.notes),
+    ]
 
 
 def _unmet(place: str) -> str:
