@@ -161,8 +161,8 @@ class Engine:
             await self.bash_sessions.close()
 
     def kill_warden(self) -> None:
-        """Kill the warden, and with the warden all user code in a PID namespace. Safe in any
-        thread: for a process that ends without its loop."""
+        """Kill the warden, and with the warden all user code in a PID namespace. Any thread may
+        call this, for an end of the process in which the event loop does not run."""
         if (pid := self.warden.pid) is not None:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)

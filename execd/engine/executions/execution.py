@@ -61,8 +61,8 @@ end_logger = logging.getLogger("execd.executions")
 TIMEOUT_ANSWER_SECONDS = 0.45
 # Causes that end no descendants of a program that has ended before.
 SPARING = (*TIMEOUTS, ExitReason.CLIENT_DISCONNECTED)
-# Any other end, after its grace: the time that the warden gives a kill before it names survivors,
-# and a little for the messages.
+# For every other cause, after the grace: the time after which the warden names the survivors of a
+# kill, and a little for the messages.
 KILL_ANSWER_SECONDS = 3.0
 
 
@@ -230,9 +230,9 @@ class Execution(ExecutionRecord):
         self.deadlines.postpone(seconds)
 
     def outlive_callers(self) -> None:
-        """The sandbox was restored, and all callers are gone without having left. A client that
-        can find the execution again is expected back from now on. Without such a client the
-        program goes on as if it had been detached: its deadline still ends it."""
+        """Go on without callers after a restore of the sandbox, in which all connections are gone.
+        If a client can find the execution again, the execution waits for the client from now on.
+        Otherwise the program goes on as if detached, and still ends at its deadline."""
         if self.is_repeatable:
             self.readers.restart_grace()
         else:
