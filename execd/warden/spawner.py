@@ -229,7 +229,7 @@ class Spawner:
             *[spawn.LimitFields(which, 0, soft, hard) for which, soft, hard in former_limits]
         )
         self._datagram = b""
-        """Of the latest start by ``start``: the C refers to a long message."""
+        """The message of the latest start by ``start``, kept because the C refers to its bytes."""
         self._fields = _Spawner(
             channel=channel,
             signals=child_signals,

@@ -125,7 +125,7 @@ class CommandRunner:
         if self._has_arrived:
             self._starts.leave(self._id)
 
-    # For callers, while the program runs.
+    # Requests of callers, while the program runs.
 
     def signal(self, number: int) -> None:
         self._stands_for_dash = False  # dash would have got the signal too, and have ended
@@ -147,7 +147,7 @@ class CommandRunner:
         assert self._io is not None
         return self._child, self._io
 
-    # For the execution.
+    # Called by the execution.
 
     async def start(self, execution: Execution) -> Result | None:
         command = execution.command

@@ -84,7 +84,7 @@ class Keeper(Protocol):
 
 
 class Remains(Protocol):
-    """What a program may have left behind."""
+    """The processes that an ended program may have left behind."""
 
     async def end_rest(self, grace_seconds: float) -> None:
         """End the descendants of the program, after the program's end."""
@@ -98,7 +98,7 @@ class Runner(Protocol):
 
     @property
     def obstacle(self) -> str:
-        """What keeps the turn from coming, in words."""
+        """In words: the reason why the turn has not come yet."""
 
     @property
     def is_running(self) -> bool:
@@ -127,7 +127,7 @@ class Runner(Protocol):
         execution calls this last, however the task ends."""
 
     def remains(self) -> Remains | None:
-        """What the program has left behind, after the program's end; None: nothing."""
+        """The processes that the ended program has left behind; None: no process."""
 
     def signal(self, number: int) -> None: ...
 
@@ -206,7 +206,7 @@ class Execution(ExecutionRecord):
         self._task = self._loop.create_task(self._live(), name=f"execution-{self.id}")
         return self
 
-    # For dialects.
+    # Called by dialects.
 
     def attach(self) -> Attachment:
         """Be a reader, in a ``with`` block. When the last reader leaves without the reply, the
@@ -406,7 +406,7 @@ class Execution(ExecutionRecord):
         """The output, for readers."""
         return OutputView(self.output, self._context.config.stream_heartbeat_seconds)
 
-    # For the runner.
+    # Called by the runner.
 
     def requested(self) -> None:
         """The runner asks for the program's start."""
