@@ -1,4 +1,4 @@
-"""The dialects beyond port 8888: which were asked for, with which settings.
+"""The dialects beyond port 8888: reads which dialects the settings ask for, and loads these.
 
 A *wing* is a distribution with dialects. Its entry points of the group ``execd.dialects`` name a
 module for each dialect (``DialectModule``), which imports the wing's other modules in ``open``

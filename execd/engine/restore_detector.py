@@ -9,10 +9,11 @@ process that is stopped, or gets no CPU, sees both clocks move alike.
 A gVisor before 2026 shows no sign: it moves the monotonic clock by the time that has passed, as if
 the processes had not been scheduled. There the platform has to report the restore. Rejected: to
 compare the network's counters with the daemon's own figures, in a thread that wakes after each
-stop. Those were 180 lines for releases that go.
+stop. That took 180 lines, for releases of gVisor that clusters replace.
 
-After a restore by the clock the monotonic clock has not counted the time in between; after a
-restore in gVisor it has, and the deadlines have to be put off by the gap.
+After a restore with a jump of the clock the monotonic clock has not counted the time of the freeze.
+After a restore in gVisor the monotonic clock has counted that time, and the daemon puts the
+deadlines off by the gap.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Restores:
         """``is_busy``: whether something runs that has a deadline. ``read_changes``: what a restore
         has changed in the settings."""
         self.instance_id = _new_instance_id()
-        """Another one after each restore, so that clients notice."""
+        """A new id after each restore, so that clients notice the restore."""
         self.count = 0
         self.last_cause: str | None = None
         self.restored_at: float | None = None

@@ -17,7 +17,7 @@ LOADAVG_BYTES = 128
 class KernelTraits(NamedTuple):
     """Times are in seconds."""
 
-    # What the kernel tells.
+    # Facts that the kernel tells.
 
     tells_newest_pid: bool
     """The last field of /proc/loadavg is the newest pid of the caller's PID namespace
@@ -32,7 +32,7 @@ class KernelTraits(NamedTuple):
     adds_written_bytes_to_parent: bool
     """An ended child's written bytes count for the parent that has waited (/proc/PID/io)."""
 
-    # What the kernel does.
+    # Acts of the kernel.
 
     obeys_oom_score: bool
     """oom_score_adj decides which process ends first when memory ends."""

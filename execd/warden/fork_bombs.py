@@ -80,7 +80,8 @@ SLOW_GROWTH_TASKS, FIRST_PIECE = 24, 4
 # The next piece is continued after this time even if tasks rise: neighbours may start programs all
 # the time.
 HELD_SECONDS = 0.25
-# A scan that takes longer, while tasks grow towards a limit, is being outrun.
+# If a scan takes longer than this while the number of tasks grows towards a limit, the bomb forks
+# faster than the warden reads, and everything is stopped.
 SCAN_PATIENCE_SECONDS = 0.1
 # Natively a scan that takes longer is starved by the processes that the scan reads, whether they
 # grow or not: bombs at the pod's limit of processes only spin.

@@ -34,7 +34,7 @@ class VolumeFacts(NamedTuple):
     limit_bytes: int
     reserve_bytes: int
     used_bytes: int | None
-    """As estimated; None before the first walk."""
+    """The estimate; None before the first walk."""
 
 
 class Volume:
@@ -120,7 +120,7 @@ class Volume:
 
     @property
     def used_bytes(self) -> int:
-        """Of the file system, at the last look."""
+        """The used bytes of the file system, at the last check."""
         return self._policy.file_system_bytes
 
     @property

@@ -110,8 +110,8 @@ def end_message(
 
 
 def restarted_message(shortage: MemoryShortage | None) -> str:
-    """Return what happened to an execution of a former daemon. ``shortage``: in which that daemon
-    died."""
+    """Return the message of an execution that a former daemon began. ``shortage``: the lack of
+    memory in which the former daemon died."""
     event = FIXED[ExitReason.DAEMON_RESTARTED]
     if shortage is None:
         return event

@@ -1,5 +1,5 @@
-"""Pseudo-terminals: open one, set its size. The daemon keeps the master, the program gets the slave
-as its 0, 1 and 2.
+"""Pseudo-terminals: open a terminal, set the size. The daemon keeps the master, the program gets
+the slave as descriptors 0, 1 and 2.
 
 Reading a terminal ends with EIO once the last slave is closed (pty(7)); the pump takes EIO as end
 of file. In gVisor a resize sends no SIGWINCH and a hang-up no SIGHUP, so the code that resizes or

@@ -59,7 +59,7 @@ class Submission(msgspec.Struct, frozen=True):
     """The idempotency key. The same key, or id, and the same payload again give the execution of
     the first request."""
     payload: bytes = b""
-    """What was asked. Without a key and an id the payload means nothing."""
+    """The request in bytes, compared when a key or an id repeats. Unused without key and id."""
     request_key: bytes | None = None
     """A request with the key of an earlier request joins the earlier execution, while the reply of
     that execution is still wanted."""

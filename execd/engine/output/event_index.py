@@ -275,7 +275,7 @@ def _sort_by_stream(events: list[Event]) -> list[Event]:
     """Merge small events over the events of the other stream in between.
 
     The stream of the last event comes second, with the number of that event. The first stream gets
-    the number before: by that number, every reader had all its bytes.
+    the number before, at which every reader had all bytes of the first stream.
     """
     found: list[Event] = []
     merged: dict[Kind, Event] = {}
