@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 import urllib.request
 from pathlib import Path
@@ -96,7 +97,16 @@ def as_markdown(found: list[tuple[str, str]]) -> str:
     files: dict[str, list[str]] = {}
     for file, name in found:
         files.setdefault(file, []).append(f"`{name}`")
-    lines = [f"* `{file}`: {', '.join(names)}" for file, names in files.items()]
+    lines = [
+        textwrap.fill(
+            f"* `{file}`: {', '.join(names)}",
+            100,
+            subsequent_indent="  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for file, names in files.items()
+    ]
     return f"{len(found)} definitions in {len(files)} files:\n\n" + "\n".join(lines) + "\n"
 
 
