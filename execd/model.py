@@ -293,9 +293,6 @@ NOT_FOUND_EXIT_CODE, NOT_EXECUTABLE_EXIT_CODE, NO_EXIT_CODE = 127, 126, 125
 SIGNAL_EXIT_CODE = 128  # as shells do: the signal's number is added
 
 
-TIMEOUTS = (ExitReason.TIMEOUT, ExitReason.NO_OUTPUT_TIMEOUT)
-
-
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """The end of an execution."""
 
