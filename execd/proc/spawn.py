@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 STEP_NAMES = (
-    "none", "request", "fork", "session", "descriptors", "terminal", "limits", "privileges", "user",
+    "none", "request", "fork", "session", "descriptors", "terminal", "limits", "user",
     "cwd", "signals", "exec", "id_map", "mount_namespace", "mount_proc", "cover", "cover_content",
     "probe", "root",
 )  # fmt: skip
@@ -31,7 +31,7 @@ CLONE_NEWPID = 0x20000000
 SHORT_TURN_NANOSECONDS = 100_000
 """The smallest value for sched_setattr(2); the usual turn is about 3 ms."""
 
-GROUP_ONLY = 4
+GROUP_ONLY = 2
 _KEEP_ID = 2**32 - 1
 
 
@@ -171,12 +171,12 @@ def clone(
     argv: Sequence[str],
     env: Mapping[str, str],
     socket: int,
-    clone_flags: int,
-    id_maps: Mapping[str, str],
-    unshare_mounts: bool,
-    covers: Sequence[str],
-    cover_dirs: Sequence[str],
-    cover_links: Sequence[tuple[str, str]],
+    clone_flags: int = 0,
+    id_maps: Mapping[str, str] = {},
+    unshare_mounts: bool = False,
+    covers: Sequence[str] = (),
+    cover_dirs: Sequence[str] = (),
+    cover_links: Sequence[tuple[str, str]] = (),
 ) -> int:
     """Start the warden with ``socket`` as its descriptor 3, in the requested namespaces; return its
     pid. ``id_maps``: contents of files in the child's /proc/PID by name, in this order; see
