@@ -32,7 +32,7 @@ from execd.files.write import PLAINLY, Writing
 if TYPE_CHECKING:
     import hashlib
 
-    from execd.files.room import Room
+    from execd.files.root import Room
 
 HASHED_AT_ONCE_BYTES = 1 << 20
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from execd.files.resolve import Forbidden, ResolvedPath
-    from execd.files.room import Room
+    from execd.files.root import Room
 
 STAT_BLOCK_BYTES = 512  # stat(2): the unit of st_blocks
 # A descriptor for each level. A program cannot open a path with more names than half of PATH_MAX.

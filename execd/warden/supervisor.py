@@ -27,8 +27,7 @@ from execd.proc.memory import MemoryMonitor
 from execd.proc.messages import LimitReached
 from execd.warden import tree_signals
 from execd.warden.fork_bombs import SLOW_GROWTH_TASKS, ForkBombs
-from execd.warden.job import send_signal
-from execd.warden.job_table import JobTable
+from execd.warden.job import JobTable, send_signal
 from execd.warden.scan_schedule import Schedule
 from execd.warden.sentry_memory import SentryMemory
 from execd.warden.tree_kill import Phase, TreeKill
