@@ -102,18 +102,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 COLUMNS, ROWS = 80, 24
 """The size of a terminal whose size nobody knows. A real terminal without a size says 0 by 0."""
-TerminalColumns = Annotated[
-    int,
-    msgspec.Meta(
-        ge=0, le=65535, description=f"Width of the terminal, in characters; 0 stands for {COLUMNS}."
-    ),
-]
-TerminalRows = Annotated[
-    int,
-    msgspec.Meta(
-        ge=0, le=65535, description=f"Height of the terminal, in characters; 0 stands for {ROWS}."
-    ),
-]
+TerminalColumns = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+"""Width of the terminal, in characters; 0 stands for 80."""
+TerminalRows = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+"""Height of the terminal, in characters; 0 stands for 24."""
 
 
 class TerminalSize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -71,7 +71,8 @@ VIEWER_BYTES = MAX_MESSAGE_BYTES
 input that the program has not read. Both at once are twice as many. Input above this size is
 counted."""
 
-SIGNAL_RULE = "A name (`SIGINT`, `INT`, `RTMIN+3`), or a number from 1 to 64."
+SignalWord = str | int
+"""A name (`SIGINT`, `INT`, `RTMIN+3`), or a number from 1 to 64."""
 
 
 class AttachQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,7 +92,7 @@ class SignalMessage(
 ):
     """A signal for the program."""
 
-    signal: Annotated[str | int, Meta(description=SIGNAL_RULE)]
+    signal: SignalWord
 
 
 class EndOfFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="eof"):

@@ -11,7 +11,7 @@ from aiohttp import web
 from msgspec import Meta
 
 from execd.api.v1 import execution_request
-from execd.api.v1.attach import SIGNAL_RULE
+from execd.api.v1.attach import SignalWord  # noqa: TC001  # msgspec reads the annotations
 
 # msgspec reads the annotations at run time.
 from execd.api.v1.execution_types import ExecutionReply, WrittenReply
@@ -40,7 +40,7 @@ class InputQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class SignalRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A signal for the program."""
 
-    signal: Annotated[str | int, Meta(description=SIGNAL_RULE)]
+    signal: SignalWord
 
 
 class ResizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

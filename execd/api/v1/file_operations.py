@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from execd.engine.files.service import Files
 
 Mode = Annotated[str, Meta(pattern="^[0-7]{3,4}$")]
-PATH = "A path as user code sees it: absolute, or relative to the base dir."
+PathOfUser = str
+"""A path as user code sees it: absolute, or relative to the base dir."""
 DEFAULT_MATCHES, MAX_MATCHES = 1000, 10_000
 # Routers give up on a reply if no header has come for 30 s.
 SEARCH_SECONDS = 20.0
@@ -49,7 +50,7 @@ T = TypeVar("T")
 
 
 class StatQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    path: Annotated[str, Meta(description=PATH)]
+    path: PathOfUser
     follow: bool = True
     """Describe the target of a link; false: the link itself."""
 
@@ -57,7 +58,7 @@ class StatQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class MkdirRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A directory to make."""
 
-    path: Annotated[str, Meta(description=PATH)]
+    path: PathOfUser
     mode: Mode | None = None
     """Permission bits: three or four octal digits. Null: those of the umask."""
     parents: bool = True
@@ -67,7 +68,7 @@ class MkdirRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class MoveRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A path to move or copy, and the new name."""
 
-    src: Annotated[str, Meta(description=PATH)]
+    src: PathOfUser
     dest: str
     """The new name itself, never a directory to put `src` into."""
     overwrite: bool = False
@@ -77,7 +78,7 @@ class MoveRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class ChmodRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A path, and new permission bits."""
 
-    path: Annotated[str, Meta(description=PATH)]
+    path: PathOfUser
     mode: Mode
     """Permission bits: three or four octal digits."""
 
@@ -87,7 +88,9 @@ class SearchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     glob: str
     """A pattern for paths relative to `path`; `**` stands for any directories."""
-    path: Annotated[str, Meta(description="The directory to search. " + PATH)] = "."
+    path: str = "."
+    """The directory to search. A path as user code sees it: absolute, or relative to the base
+    dir."""
     type: FileKind | tuple[FileKind, ...] | None = None
     """Only files of this kind, or of these kinds. Null: all."""
     limit: Annotated[int, Meta(ge=1, le=MAX_MATCHES)] = DEFAULT_MATCHES

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from aiohttp import web
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    import msgspec
     from aiohttp.typedefs import Handler
 
     from execd.errors import ExecdError
@@ -43,10 +43,6 @@ class Access(Enum):
     token."""
     INIT = auto()
     """All requests, also before the init that the route brings. The handler refuses."""
-
-
-class NoFields(msgspec.Struct, frozen=True, kw_only=True):
-    """A message or an event without fields."""
 
 
 @dataclass(frozen=True)
