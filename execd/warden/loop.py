@@ -232,7 +232,7 @@ class Warden:
                     self._channel.send(messages.Killed(tag, 0, []))
             case messages.KillCell(tag, mark, grace_seconds):
                 if tag in self._jobs:
-                    self._supervisor.kill_cell(self._jobs[tag], mark, grace_seconds)
+                    self._supervisor.kill(self._jobs[tag], grace_seconds, mark)
                 else:
                     self._channel.send(messages.CellKilled(tag, mark, 0, []))
             case messages.Measure():

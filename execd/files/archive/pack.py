@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from execd.errors import Conflict, NotFound
 from execd.files.paths import blame, blame_below, decode
-from execd.files.resolve import TreeChanged, identity, reopen
+from execd.files.resolve import TreeChanged, reopen
 from execd.files.root import Root, retrying
 from execd.files.tree_walk import Step, walk
 from execd.files.write import TEMPORARY_PREFIX
@@ -179,18 +179,12 @@ def _items(
                     visit.path, visit.info, target=os.readlink(visit.name, dir_fd=visit.directory)
                 )
             elif stat.S_ISREG(visit.info.st_mode):
-                fd = os.open(
-                    visit.name,
-                    os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,
-                    dir_fd=visit.directory,
-                )
+                fd, info = visit.open_file()
                 try:
-                    info = os.fstat(fd)
-                    if identity(info) == identity(visit.info):
-                        yield _Item(visit.path, info, fd)
+                    yield _Item(visit.path, info, fd)
                 finally:
                     os.close(fd)
-        except FileNotFoundError:
+        except (FileNotFoundError, TreeChanged):
             continue
         except PermissionError as error:
             if not skips_unreadable:
