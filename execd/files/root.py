@@ -20,6 +20,7 @@ from execd.files.resolve import (
     TreeChanged,
     identity,
     open_and_stat,
+    undoing,
 )
 
 if TYPE_CHECKING:
@@ -138,11 +139,8 @@ class Root:
     def _walk(self, path: bytes, follow: bool) -> ResolvedPath:
         forbidden = Forbidden(self._devices, self._state_identity())
         resolved = ResolvedPath(*self._open_base(), forbidden)
-        try:
+        with undoing(resolved.close):
             resolved.walk(path, follow=follow)
-        except BaseException:
-            resolved.close()
-            raise
         return resolved
 
     def _open_base(self) -> tuple[int, os.stat_result]:

@@ -154,8 +154,8 @@ class Supervisor:
         job.signals.setdefault((number, scope, mark), time.monotonic())
 
     def kill(self, job: Job, grace_seconds: float, mark: int = 0) -> None:
-        """Begin to end the job's tree, or with ``mark`` what a cell of the job has begun. Or shorten
-        the grace of the kill under way."""
+        """Begin to end the job's tree, or with ``mark`` what a cell of the job has begun; or
+        shorten the grace of the kill under way."""
         assert self.jobs.get(job.tag) is job
         now = time.monotonic()
         self._attend(job)
