@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, cast
 
 import msgspec
 from msgspec import Meta
@@ -33,6 +33,8 @@ ENVIRONMENT_NAMES = {
 
 REPEATABLE = ("dialect", "pass_env", "preload")
 """Settings that are lists: a flag for each item, or one variable with commas."""
+
+T = TypeVar("T")
 
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-fA-F]{64}$")]
 UserId = Annotated[str, Meta(pattern=r"^[0-9]{1,10}(:[0-9]{1,10})?$")]
@@ -220,12 +222,7 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
             values[name] = split_items(values[name])
     if "timeout" in values:
         values["timeout"] = _usable_timeout(values["timeout"], sources["timeout"])
-    try:
-        config = msgspec.convert(values, Config, strict=False)
-    except msgspec.ValidationError as error:
-        text, _, where = str(error).rpartition(" - at `$.")
-        name = where.rstrip("`").partition("[")[0]
-        raise ConfigError(f"{sources.get(name, name)}: {text}") from None
+    config = convert(values, Config, sources)
     _check_rules(config, sources)
     # Absolute, but links are not resolved: absolute paths under `/app` keep working if `/app` is a
     # link.
@@ -234,6 +231,17 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
         base_dir=os.path.abspath(config.base_dir),
         state_dir=os.path.abspath(config.state_dir),
     )
+
+
+def convert(values: Mapping[str, object], kind: type[T], sources: Mapping[str, str]) -> T:
+    """Return the struct of the values, checked by the annotations. ``sources``: where each value is
+    from. Raises ConfigError."""
+    try:
+        return msgspec.convert(values, kind, strict=False)
+    except msgspec.ValidationError as error:
+        text, _, where = str(error).rpartition(" - at `$.")
+        name = where.rstrip("`").partition("[")[0]
+        raise ConfigError(f"{sources.get(name, name)}: {text}") from None
 
 
 def split_items(value: object) -> list[str]:
