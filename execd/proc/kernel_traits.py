@@ -19,9 +19,6 @@ class KernelTraits(NamedTuple):
 
     # Facts that the kernel tells.
 
-    tells_newest_pid: bool
-    """The last field of /proc/loadavg is the newest pid of the caller's PID namespace
-    (proc_loadavg(5)). Otherwise sysinfo(2) counts the tasks of the namespace alone."""
     tells_load: bool
     tells_cgroups: bool
     """/proc/self/cgroup and the memory controller are there. Otherwise the machine's usage is that
@@ -102,7 +99,6 @@ class KernelTraits(NamedTuple):
 
 
 LINUX = KernelTraits(
-    tells_newest_pid=True,
     tells_load=True,
     tells_cgroups=True,
     starts_follow_monotonic_clock=True,
@@ -129,7 +125,6 @@ LINUX = KernelTraits(
     late_seconds=0.25,
 )
 GVISOR = KernelTraits(
-    tells_newest_pid=False,
     tells_load=False,
     tells_cgroups=False,
     starts_follow_monotonic_clock=False,

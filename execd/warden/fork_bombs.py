@@ -57,8 +57,7 @@ if TYPE_CHECKING:
 
     from execd.proc.kernel_traits import KernelTraits
     from execd.proc.process_tree import Process
-    from execd.warden.job import Job
-    from execd.warden.job_table import JobTable
+    from execd.warden.job import Job, JobTable
 
 # When a freeze in gVisor ends, and this many unexplained tasks still rise, a read of /proc would
 # take minutes.

@@ -16,6 +16,7 @@ from execd.engine.sessions import link
 from execd.engine.sessions.link import IGNORED_BYTES, IGNORED_FRAMES, SMALL_READ_BYTES, Link
 from execd.engine.sessions.link_turns import FRAME_BYTES, LOOP_SHARE, LinkTurns
 from execd.kernel import frames
+from tests.kernel.worker_frames import FROM_WORKER
 from tests.waiting import wait_until_async
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Conversation:
         self.losses = 0
         self.changes = True
         """Whether a received frame changes anything."""
-        decoder = frames.FrameDecoder(frames.FROM_WORKER)
+        decoder = frames.FrameDecoder(FROM_WORKER)
         self.link = Link(
             ours, decoder, LinkTurns((budget or InFlight()).lease), self._on_frame, self._on_lost
         )
