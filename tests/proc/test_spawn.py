@@ -17,7 +17,7 @@ import pytest
 from execd.proc import spawn
 from execd.proc.program_block import DirectProgram, pack
 from execd.proc.spawn import Identity, Limit, StepFailed
-from tests.gvisor import is_gvisor
+from tests.gvisor import is_gvisor, needs_field
 from tests.proc import spawning
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def test_a_program_that_leads_no_session_has_a_group_of_its_own_in_the_callers_s
     assert (group, session) == (pid, os.getsid(0))
 
 
-@pytest.mark.linux_only("gVisor's /proc/PID/status has no signal masks")
+@needs_field("SigBlk")
 def test_signals_are_at_their_defaults_and_unblocked_though_ours_are_not() -> None:
     ours = [signal.SIGUSR1, signal.SIGTERM, signal.SIGPIPE, signal.SIGRTMIN + 5, signal.SIGTTOU]
     before = {number: signal.getsignal(number) for number in ours}
@@ -175,7 +175,7 @@ def test_signals_are_at_their_defaults_and_unblocked_though_ours_are_not() -> No
     )
 
 
-@pytest.mark.linux_only("gVisor's /proc/PID/status has no signal masks")
+@needs_field("SigBlk")
 def test_a_program_of_a_prepared_caller_blocks_and_ignores_no_signal(tmp_path: Path) -> None:
     """But for the two signals of the C library, 32 and 33, which ``execd_clone`` resets."""
     program = f"""
@@ -319,7 +319,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1, "descriptor 4 is c
     assert written == ["03", "", "12"]
 
 
-@pytest.mark.linux_only("gVisor's /proc/PID/status has no NoNewPrivs")
+@needs_field("NoNewPrivs")
 def test_privileges_cannot_grow_at_exec() -> None:
     assert sh("grep NoNewPrivs /proc/$$/status").split() == ["NoNewPrivs:", "1"]
 

@@ -38,7 +38,7 @@ from execd.proc.messages import (
     StartupDone,
 )
 from execd.proc.program_block import pack
-from tests.gvisor import is_gvisor
+from tests.gvisor import is_gvisor, needs_field
 from tests.proc.conftest import PATH, Program, Wardens, living, new_token
 from tests.waiting import wait_until, wait_until_async
 
@@ -112,7 +112,7 @@ async def test_a_program_that_has_itself_traced_by_its_parent_goes_on_to_its_rea
     assert await exit_of(await wardens.run(client, f"exec {PYTHON} -c '{quoted}'")) == ended
 
 
-@pytest.mark.linux_only("gVisor's /proc/PID/status has no signal masks")
+@needs_field("SigBlk")
 async def test_a_program_blocks_and_ignores_no_signal(
     wardens: Wardens, client: WardenClient
 ) -> None:
