@@ -65,6 +65,7 @@ LONG = {
     "conformance/test_hostile_cells.py",
     "conformance/test_large.py",
     "conformance/test_output.py",
+    "conformance/test_session_limits.py",
     "conformance/test_sessions.py",
     "difference/test_difference.py",
     "engine/files/test_service.py",

@@ -337,6 +337,7 @@ def _make_context(
         counters=counters,
         on_run=on_run,
         look_for_restore=restores.look,
+        settle_restore=restores.settle,
     )
 
 

@@ -20,6 +20,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from execd.proc.checkpoint_file import TELL_SECONDS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -55,9 +57,9 @@ class Restore(NamedTuple):
 class RestoreDetector:
     """Remembers the readings of the last looks."""
 
-    def __init__(self, now: Readings, asks_file: Callable[[bool], bool] | None = None) -> None:
-        """``asks_file``: whether the platform has told of a restore since the last True. The
-        argument: whether the process was held up. None: this platform does not tell."""
+    def __init__(self, now: Readings, asks_file: Callable[[], bool] | None = None) -> None:
+        """``asks_file``: whether the platform has told of a restore since the last True. None: this
+        platform does not tell."""
         self._asks_file = asks_file
         self._last = now
         self._looked_at = now.monotonic
@@ -76,9 +78,17 @@ class RestoreDetector:
         if has_gap:
             self._gap_seconds, self._gap_ended_at = gap_seconds, now.monotonic
         restore = self.look_at_clocks(now)
-        if self._asks_file and (has_gap or was_told) and self._asks_file(has_gap):
-            return Restore("file", gap_seconds)
+        if self._asks_file and (has_gap or was_told) and self._asks_file():
+            frozen_seconds = max(gap_seconds, self._recent_gap_seconds(now))
+            self._gap_seconds = 0.0
+            return Restore("file", frozen_seconds)
         return restore
+
+    def word_seconds(self, now: Readings) -> float:
+        """Return how long the platform may still take to tell that the last gap was a restore."""
+        if self._asks_file is None or self._gap_seconds == 0.0:
+            return 0.0
+        return max(0.0, self._gap_ended_at + TELL_SECONDS - now.monotonic)
 
     def look_at_clocks(self, now: Readings) -> Restore | None:
         """Look for a jump alone. The gap until the next ``look`` stays."""
@@ -90,8 +100,10 @@ class RestoreDetector:
     def reported(self, now: Readings) -> Restore:
         """Return the restore that the platform has reported, after a ``look``. The gap may have
         ended before the report: the timer of looks is due first."""
-        is_recent = now.monotonic - self._gap_ended_at <= SAME_SECONDS
-        return Restore("report", self._gap_seconds if is_recent else 0.0)
+        return Restore("report", self._recent_gap_seconds(now))
+
+    def _recent_gap_seconds(self, now: Readings) -> float:
+        return self._gap_seconds if now.monotonic - self._gap_ended_at <= SAME_SECONDS else 0.0
 
     def end_gap(self, now: Readings) -> None:
         """Nobody has looked for a while, because nothing ran: no gap."""

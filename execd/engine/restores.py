@@ -101,7 +101,17 @@ class Restores:
         ``spared``: the connection that asks, whose caller is there. ``was_told``: the platform has
         just told.
         """
-        return self._act_on(self._detector.look(self._clocks(), was_told=was_told), spared)
+        restore = self._detector.look(self._clocks(), was_told=was_told)
+        is_file = restore is not None and restore.cause == "file"
+        if is_file and self.last_cause == "report" and self.was_restored_lately:
+            return False  # gVisor tells of the restore that was reported
+        return self._act_on(restore, spared)
+
+    def settle(self) -> float:
+        """Look for a restore, before something irreversible. Return for how many seconds gVisor
+        may still be about to tell of a restore: so long the irreversible waits."""
+        self.look()
+        return self._detector.word_seconds(self._clocks())
 
     def look_at_clocks(self, spared: object) -> None:
         """As ``look``, for the clocks alone: cheap enough for each request."""

@@ -7,13 +7,14 @@ checkpoint and restore; poll(2) waits for the file, and epoll_ctl(2) refuses the
 the event loop cannot watch the file, and a thread does, which costs no wake-up.
 
 gVisor lets the processes go on first, and then tells: a caller that must know whether a pause was a
-restore gives the thread TELL_SECONDS. A checkpoint between a reading and the next opening, a few
-microseconds, would go unnoticed.
+restore asks again after TELL_SECONDS. A checkpoint between a reading and the next opening would go
+unnoticed: a few microseconds, or longer while the limit of open files refuses the opening.
 """
 
 from __future__ import annotations
 
 import io
+import logging
 import os
 import select
 import threading
@@ -22,10 +23,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+log = logging.getLogger(__name__)
+
 CHECKPOINT_FILE = "/proc/gvisor/checkpoint"
 TELL_SECONDS = 0.1
 """Ten times the longest time measured on a busy machine, in which the processes mostly had nothing
 to wait for."""
+RETRY_SECONDS = 1.0
 MAX_WORD_BYTES = 64
 
 
@@ -36,7 +40,11 @@ class CheckpointFile:
         """Raises OSError: this kernel has no such file."""
         self._path = path
         self._file = io.FileIO(path)
-        self._end = os.eventfd(0, os.EFD_CLOEXEC)
+        try:
+            self._end = os.eventfd(0, os.EFD_CLOEXEC)
+        except OSError:
+            self._file.close()
+            raise
         self._on_restored = on_restored
         self._has_told = threading.Event()
         self._thread = threading.Thread(target=self._run, name="checkpoint-file", daemon=True)
@@ -51,25 +59,42 @@ class CheckpointFile:
         self._file.close()
         os.close(self._end)
 
-    def was_restored(self, is_expected: bool) -> bool:
-        """Return whether there was a restore since the last True. ``is_expected``: the process was
-        held up, so wait TELL_SECONDS for the word."""
-        if not self._has_told.wait(TELL_SECONDS if is_expected else 0.0):
+    def was_restored(self) -> bool:
+        """Return whether gVisor has told of a restore since the last True."""
+        if not self._has_told.is_set():
             return False
         self._has_told.clear()
         return True
 
     def _run(self) -> None:
-        while True:
-            poll = select.poll()
-            poll.register(self._end, select.POLLIN)
-            poll.register(self._file, select.POLLIN)
-            if any(descriptor == self._end for descriptor, _ in poll.poll()):
-                return
-            word = self._file.read(MAX_WORD_BYTES)
-            # First the end of the old opening: the limit of open files cannot refuse the new.
-            self._file.close()
-            self._file = io.FileIO(self._path)
-            if word == b"restore\n":
+        while not self._is_ended(self._file):
+            if self._file.read(MAX_WORD_BYTES) == b"restore\n":
                 self._has_told.set()
                 self._on_restored()
+            self._file.close()
+            if not self._open_again():
+                return
+
+    def _open_again(self) -> bool:
+        """Return whether the file is open; not if ``close`` comes first."""
+        was_refused = False
+        while True:
+            try:
+                self._file = io.FileIO(self._path)
+            except OSError as error:
+                if not was_refused:
+                    log.warning("cannot hear of restores for now", extra={"reason": str(error)})
+                was_refused = True
+            else:
+                return True
+            if self._is_ended():
+                return False
+
+    def _is_ended(self, file: io.FileIO | None = None) -> bool:
+        """Wait for ``close`` and for the file; without a file for at most RETRY_SECONDS."""
+        poll = select.poll()
+        poll.register(self._end, select.POLLIN)
+        if file is not None:
+            poll.register(file, select.POLLIN)
+        found = poll.poll(RETRY_SECONDS * 1000 if file is None else None)
+        return any(descriptor == self._end for descriptor, _ in found)

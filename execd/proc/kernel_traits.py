@@ -37,9 +37,10 @@ class KernelTraits(NamedTuple):
     """The kernel's own memory is the pod's: see ``sentry_memory`` of the warden."""
     limits_processes_of_namespace: bool
     """RLIMIT_NPROC counts the tasks of the PID namespace. Otherwise those of the user."""
-    hangs_up_with_terminal: bool
-    """With the end of a session's leader the kernel hangs up the group in the foreground
-    (credentials(7))."""
+    signals_terminals: bool
+    """The kernel sends SIGWINCH to the group in the foreground of a terminal that gets another
+    size, and SIGHUP with the end of the session's leader (ioctl_tty(2), credentials(7)). gVisor
+    sends SIGWINCH since June 2026, and only a program in a terminal could tell."""
     hangs_up_stopped_groups: bool
     """An orphaned process group gets SIGHUP when one member ends while another is stopped. Linux
     sends SIGHUP only when the group becomes an orphan: setpgid(2)."""
@@ -106,7 +107,7 @@ LINUX = KernelTraits(
     obeys_oom_score=True,
     uses_memory_of_pod=False,
     limits_processes_of_namespace=False,
-    hangs_up_with_terminal=True,
+    signals_terminals=True,
     hangs_up_stopped_groups=False,
     stops_forks_under_way=True,
     bombs_hold_calls=False,
@@ -132,7 +133,7 @@ GVISOR = KernelTraits(
     obeys_oom_score=False,
     uses_memory_of_pod=True,
     limits_processes_of_namespace=True,
-    hangs_up_with_terminal=False,
+    signals_terminals=False,
     hangs_up_stopped_groups=True,
     stops_forks_under_way=False,
     bombs_hold_calls=True,

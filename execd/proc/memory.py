@@ -77,6 +77,9 @@ URGENT_BYTES, URGENT_FACTOR = 16 << 20, 0.5
 _UNKNOWN = 1 << 63
 # Three times the longest time that gVisor was seen to need to take back a gigabyte.
 SETTLE_SECONDS = 0.5
+# A shortage that no tree explains is over once the reserve was whole for so long; the next is told
+# again. Figures of gVisor jump about the edge of the reserve.
+EPISODE_SECONDS = 5.0
 # In gVisor a sample is late by so much, and a scan takes this multiple of the scan before.
 LATE_SECONDS, SCAN_FACTOR = 0.1, 2.0
 # Growth is judged earlier by so many reserves at the most.
@@ -190,7 +193,8 @@ class MemoryPolicy:
         self._left_at_decision = 0
         self._tree_bytes_at_decision: dict[int, int] = {}
         """RSS of the trees at the last decision, by tag."""
-        self._has_reported = False
+        self._told_until = 0.0
+        """Until then a shortage belongs to the last one told."""
         self._scanned_at = _UNKNOWN
         self._decided_at = 0.0
         self._scan_after = self._urgent_scan_after = 0.0
@@ -285,8 +289,9 @@ class MemoryPolicy:
                 if account not in end
             ]
             if not candidates:
-                is_unexplained = not self._has_reported and not end
-                self._has_reported = self._has_reported or is_unexplained
+                is_unexplained = now >= self._told_until and not end
+                if is_unexplained:
+                    self._told_until = now + EPISODE_SECONDS
                 return MemoryDecision(end, is_unexplained)
             guilty = max(candidates, key=lambda account: self._attributed_bytes(account, reading))
             end.append(guilty)
@@ -320,10 +325,12 @@ class MemoryPolicy:
         self._recent = _Extremes(max(peak, reading.anonymous_bytes), min(lowest, rest))
         left = self.left_bytes(reading)
         if left >= self.reserve_bytes:
-            self.has_been_whole, self._has_reported = True, False
-            self._threshold = self.reserve_bytes
-        elif now >= self._settled_at:
-            self._threshold = self.reserve_bytes
+            self.has_been_whole, self._threshold = True, self.reserve_bytes
+        else:
+            if now >= self._settled_at:
+                self._threshold = self.reserve_bytes
+            if now < self._told_until:
+                self._told_until = now + EPISODE_SECONDS
         assert self._threshold <= self.reserve_bytes, "a decision only lowers the threshold"
         return left
 

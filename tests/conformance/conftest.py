@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from . import aftermath, contract
+from .sessions import Session
 from .target import READ_SECONDS, Target, can_start, elsewhere, start, wait_until
 
 if TYPE_CHECKING:
@@ -319,3 +320,25 @@ def confined(target: Target, run: Run) -> None:
     finally:
         bystander.kill()
         bystander.wait()
+
+
+@pytest.fixture
+def new_session(client: httpx.Client) -> Iterator[Callable[..., Session]]:
+    made: list[Session] = []
+
+    def create(**fields: Any) -> Session:
+        answer = client.post("/v1/sessions", json=fields)
+        assert answer.status_code == 201, answer.text
+        body = answer.json()
+        assert answer.headers["location"] == f"/v1/sessions/{body['id']}"
+        made.append(Session(client, body["id"]))
+        return made[-1]
+
+    yield create
+    for session in made:
+        assert client.delete(session.path).status_code in (204, 404)
+
+
+@pytest.fixture
+def session(new_session: Callable[..., Session]) -> Session:
+    return new_session()

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from .sessions import Session
 from .target import wait_until
-from .test_sessions import Session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from .sessions import Session
 from .target import READ_SECONDS, elsewhere
-from .test_sessions import Session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from .attack import Neighbours, probing
-from .test_sessions import Session, make
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import httpx
 
+    from .sessions import Session
     from .target import Target
 
-__all__ = ["make"]
 pytestmark = pytest.mark.usefixtures("confined")
 
 N_SESSIONS = 16
@@ -56,10 +55,10 @@ LARGE = (
 
 @pytest.mark.parametrize("kind", IGNORED)
 def test_frames_that_mean_nothing_end_their_worker_and_hold_up_nobody(
-    target: Target, client: httpx.Client, make: Callable[..., Session], kind: str
+    target: Target, client: httpx.Client, new_session: Callable[..., Session], kind: str
 ) -> None:
     neighbours = Neighbours(target, client)
-    sessions = [make() for _ in range(N_SESSIONS)]
+    sessions = [new_session() for _ in range(N_SESSIONS)]
     with neighbours.beside(), probing(target):
         cells = [
             session.start(FLOOD.format(batch=IGNORED[kind]), timeout_seconds=30)
@@ -74,10 +73,10 @@ def test_frames_that_mean_nothing_end_their_worker_and_hold_up_nobody(
 
 
 def test_large_frames_that_mean_nothing_hold_up_nobody(
-    target: Target, client: httpx.Client, make: Callable[..., Session]
+    target: Target, client: httpx.Client, new_session: Callable[..., Session]
 ) -> None:
     neighbours = Neighbours(target, client)
-    sessions = [make() for _ in range(4)]
+    sessions = [new_session() for _ in range(4)]
     with neighbours.beside(), probing(target):
         cells = [
             session.start(FLOOD.format(batch=LARGE), timeout_seconds=5) for session in sessions
@@ -88,9 +87,9 @@ def test_large_frames_that_mean_nothing_hold_up_nobody(
 
 
 def test_honest_output_of_many_cells_passes_and_holds_up_nobody(
-    target: Target, client: httpx.Client, make: Callable[..., Session]
+    target: Target, client: httpx.Client, new_session: Callable[..., Session]
 ) -> None:
-    sessions = [make() for _ in range(N_SESSIONS)]
+    sessions = [new_session() for _ in range(N_SESSIONS)]
     code = (
         "for n in range(8000): display({'text/plain': f'{n}'}, raw=True)\n"
         "print('x' * 5_000_000)\n"

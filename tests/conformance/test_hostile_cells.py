@@ -21,9 +21,9 @@ from ..patience import patience
 from . import hostile_to_answers, hostile_to_process, hostile_to_python
 from .conftest import Run
 from .hostile_cell import ANYTHING, Ending, HostileCell
+from .sessions import Session
 from .target import wait_until
 from .test_hostile import probing
-from .test_sessions import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from .sessions import ENOUGH_SECONDS, Session
 from .target import wait_until
-from .test_sessions import ENOUGH_SECONDS, Session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,81 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from .sessions import ENOUGH_SECONDS, Session
 from .target import ANSWER_SECONDS, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import httpx
-
-ENOUGH_SECONDS = 50.0
-"""Less than the 60 s for which cells sleep that something else must end."""
-
-
-class Session:
-    """A session and the answers of its cells."""
-
-    def __init__(self, client: httpx.Client, session_id: str) -> None:
-        self.client = client
-        self.id = session_id
-        self.path = f"/v1/sessions/{session_id}"
-
-    def post(self, action: str, **fields: Any) -> httpx.Response:
-        return self.client.post(f"{self.path}/{action}", json=fields)
-
-    def run(self, code: str, **fields: Any) -> dict[str, Any]:
-        answer = self.post("execute", code=code, **fields)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
-
-    def value(self, code: str) -> str:
-        done = self.run(code)
-        assert done["status"] == "success", done
-        return done["result"]["data"]["text/plain"]
-
-    def show(self) -> dict[str, Any]:
-        answer = self.client.get(self.path)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
-
-    def start(self, code: str, **fields: Any) -> str:
-        """Run a cell in the background; return the execution's id once the cell runs."""
-        answer = self.post("execute", code=code, detach=True, **fields)
-        assert answer.status_code == 202, answer.text
-        path = f"/v1/executions/{answer.json()['id']}"
-        wait_until(
-            lambda: self.client.get(path).json()["state"] != "QUEUED",
-            ENOUGH_SECONDS,
-            "the cell runs",
-        )
-        return answer.json()["id"]
-
-    def ended(self, execution_id: str) -> dict[str, Any]:
-        done = self.client.get(f"/v1/executions/{execution_id}?wait_seconds=25").json()
-        assert done["state"] == "EXITED", done
-        return done
-
-
-@pytest.fixture
-def make(client: httpx.Client) -> Iterator[Callable[..., Session]]:
-    made: list[Session] = []
-
-    def create(**fields: Any) -> Session:
-        answer = client.post("/v1/sessions", json=fields)
-        assert answer.status_code == 201, answer.text
-        body = answer.json()
-        assert answer.headers["location"] == f"/v1/sessions/{body['id']}"
-        made.append(Session(client, body["id"]))
-        return made[-1]
-
-    yield create
-    for session in made:
-        assert client.delete(session.path).status_code in (204, 404)
-
-
-@pytest.fixture
-def session(make: Callable[..., Session]) -> Session:
-    return make()
 
 
 def events_of(
@@ -494,10 +426,10 @@ PIPELINE = (
 @pytest.mark.both_shapes
 @pytest.mark.parametrize("how", ["timeout", "interrupted", "canceled", "cpu_limit", "left"])
 def test_end_of_a_cell_ends_its_processes_and_none_of_an_earlier_cell(
-    client: httpx.Client, make: Callable[..., Session], run: Any, how: str
+    client: httpx.Client, new_session: Callable[..., Session], run: Any, how: str
 ) -> None:
     earlier, own = (str(secrets.randbelow(10**8) + 10**8) for _ in range(2))
-    session = make(limits={"cpu_seconds": 1})
+    session = new_session(limits={"cpu_seconds": 1})
 
     def n_alive(mark: str) -> int:
         find = f"grep -lxz '[{mark[0]}]{mark[1:]}' /proc/[0-9]*/cmdline 2>/dev/null | wc -l"
@@ -544,9 +476,9 @@ def test_same_cell_again_is_answered_with_the_same_result(
 
 
 def test_same_cell_again_is_answered_though_its_session_is_gone(
-    client: httpx.Client, make: Callable[..., Session]
+    client: httpx.Client, new_session: Callable[..., Session]
 ) -> None:
-    session = make()
+    session = new_session()
     headers = {"Idempotency-Key": secrets.token_hex(8)}
     first = client.post(f"{session.path}/execute", json={"code": "6 * 7"}, headers=headers).json()
     assert client.delete(session.path).status_code == 204
@@ -588,16 +520,16 @@ def test_kill_of_a_cell_ends_its_generation_when_it_must(
 # --- sessions
 
 
-def test_session_has_its_own_directory_and_environment(make: Callable[..., Session]) -> None:
-    session = make(env={"COLOUR": "blue"}, cwd="/")
+def test_session_has_its_own_directory_and_environment(new_session: Callable[..., Session]) -> None:
+    session = new_session(env={"COLOUR": "blue"}, cwd="/")
     assert session.value(
         "import os; (os.getcwd(), os.environ['COLOUR'], os.environ['EXECD_SESSION_ID'])"
     ) == str(("/", "blue", session.id))
     assert session.run("!echo $COLOUR; pwd")["stdout"] == "blue\n/\n"
 
 
-def test_sessions_do_not_see_each_other(make: Callable[..., Session]) -> None:
-    first, second = make(), make()
+def test_sessions_do_not_see_each_other(new_session: Callable[..., Session]) -> None:
+    first, second = new_session(), new_session()
     first.run("x = 1")
     assert second.run("x")["error"]["name"] == "NameError"
 
@@ -620,9 +552,9 @@ def test_session_shows_where_it_stands(client: httpx.Client, session: Session) -
 
 @pytest.mark.both_shapes
 def test_deleted_session_ends_what_it_started_and_is_forgotten(
-    make: Callable[..., Session], run: Any
+    new_session: Callable[..., Session], run: Any
 ) -> None:
-    session = make()
+    session = new_session()
     seconds = str(secrets.randbelow(10**8) + 10**8)
     session.run(f"import subprocess\nsubprocess.Popen(['setsid', 'sleep', '{seconds}'])")
     find = f"grep -lz '[{seconds[0]}]{seconds[1:]}' /proc/[0-9]*/cmdline 2>/dev/null | wc -l"
@@ -633,8 +565,8 @@ def test_deleted_session_ends_what_it_started_and_is_forgotten(
     assert session.post("execute", code="1").status_code == 404
 
 
-def test_taken_id_is_a_conflict(make: Callable[..., Session]) -> None:
-    session = make()
+def test_taken_id_is_a_conflict(new_session: Callable[..., Session]) -> None:
+    session = new_session()
     answer = session.client.post("/v1/sessions", json={"id": session.id})
     assert (answer.status_code, answer.json()["code"]) == (409, "CONFLICT")
 
@@ -674,251 +606,7 @@ def test_restart_begins_a_generation_without_state(session: Session) -> None:
     assert (after["error"]["name"], after["state_lost"]) == ("NameError", True)
 
 
-def test_limits_of_a_session_hold(make: Callable[..., Session]) -> None:
-    session = make(limits={"open_files": 64})
-    assert (
-        session.value("import resource; resource.getrlimit(resource.RLIMIT_NOFILE)") == "(64, 64)"
-    )
-
-
-FOR_A_WHILE = (
-    "import time\nuntil = time.process_time() + 0.6\nwhile time.process_time() < until: pass"
-)
-
-
-def cpu_seconds(done: dict[str, Any]) -> float:
-    """The CPU time of a cell; 0 for a cell that was too short to be counted."""
-    usage = done["usage"]
-    return (usage["user_seconds"] or 0.0) + (usage["system_seconds"] or 0.0)
-
-
-def test_cpu_time_of_a_cell_is_its_own_and_that_of_its_children(session: Session) -> None:
-    assert 0.5 < cpu_seconds(session.run(FOR_A_WHILE)) < 3
-    assert 0 <= cpu_seconds(session.run("1")) < 0.3
-    child = (
-        "import subprocess, sys\n"
-        f"subprocess.run([sys.executable, '-c', {FOR_A_WHILE!r}], check=True)"
-    )
-    assert 0.5 < cpu_seconds(session.run(child)) < 3
-    ended = session.run(f"import os\n{FOR_A_WHILE}\nos._exit(3)")
-    assert (ended["exit_reason"], ended["exit_code"]) == ("worker_died", 3)
-    assert 0.5 < cpu_seconds(ended) < 3
-
-
-def test_usage_of_a_cell_too_short_to_be_counted_is_null(session: Session) -> None:
-    cells = (session.run("print(1)") for _ in range(200))
-    # Half of the time from which on a cell is counted.
-    short = next(cell for cell in cells if cell["duration_seconds"] < 0.005)
-    assert {name for name, value in short["usage"].items() if value is not None} == {"output_bytes"}
-
-
-def test_memory_of_a_cell_is_told(session: Session) -> None:
-    usage = session.run(f"kept = b'x' * (100 << 20)\n{FOR_A_WHILE}")["usage"]
-    assert usage["peak_tree_bytes"] >= usage["max_rss_bytes"] > 100 << 20
-    assert usage["processes"] == 1
-
-
-def test_cell_over_its_cpu_limit_is_interrupted_and_keeps_its_state(
-    make: Callable[..., Session],
-) -> None:
-    session = make(limits={"cpu_seconds": 1})
-    session.run("x = 1")
-    for code in "while True: pass", "!while :; do :; done":
-        done = session.run(code, timeout_seconds=60)
-        assert (done["status"], done["exit_reason"], done["timed_out"]) == (
-            "error",
-            "cpu_limit",
-            False,
-        ), done
-        assert cpu_seconds(done) > 0.9
-    after = session.run("x")
-    assert (after["generation"], after["state_lost"], after["result"]["data"]["text/plain"]) == (
-        1,
-        False,
-        "1",
-    )
-
-
-@pytest.mark.both_shapes
-def test_cell_that_goes_on_past_its_cpu_limit_loses_its_state(make: Callable[..., Session]) -> None:
-    session = make(limits={"cpu_seconds": 1})
-    code = (
-        "while True:\n"
-        "    try:\n"
-        "        while True: sum(range(1000))\n"
-        "    except BaseException: print('no', flush=True)"
-    )
-    done = session.run(code, timeout_seconds=60)
-    assert (done["status"], done["exit_reason"], done["signal"]) == (
-        "error",
-        "cpu_limit",
-        "SIGKILL",
-    )
-    assert "no" in done["stdout"]
-    assert cpu_seconds(done) > 0.9
-    after = session.run("1 + 1")
-    assert (after["generation"], after["state_lost"], after["result"]["data"]["text/plain"]) == (
-        2,
-        True,
-        "2",
-    )
-
-
-def test_cpu_limit_of_a_session_is_that_of_each_cell(make: Callable[..., Session]) -> None:
-    session = make(limits={"cpu_seconds": 1})
-    for _ in range(4):
-        assert session.run(FOR_A_WHILE)["exit_reason"] == "exited"
-    [branch] = (
-        Session(session.client, shown["id"]) for shown in session.post("fork").json()["sessions"]
-    )
-    try:
-        assert branch.run(FOR_A_WHILE)["exit_reason"] == "exited"
-        assert branch.run("while True: pass", timeout_seconds=60)["exit_reason"] == "cpu_limit"
-    finally:
-        session.client.delete(branch.path)
-
-
-@pytest.mark.both_shapes
-def test_program_left_behind_by_a_cell_ends_at_the_cpu_limit(
-    make: Callable[..., Session], run: Any
-) -> None:
-    session = make(limits={"cpu_seconds": 1})
-    session.run(
-        "import subprocess\nleft = subprocess.Popen(['sh', '-c', 'while :; do :; done'])\nx = 1"
-    )
-    pid = session.value("left.pid")
-    # A zombie then, until the session reaps the process.
-    wait_until(
-        lambda: run(f"cut -d' ' -f3 /proc/{pid}/stat").stdout.strip() == "Z",
-        ENOUGH_SECONDS,
-        "it has ended",
-    )
-    after = session.run("left.wait(), x")
-    assert (after["generation"], after["result"]["data"]["text/plain"]) == (1, "(-9, 1)")
-
-
-@pytest.mark.both_shapes
-def test_session_over_its_process_limit_is_ended(make: Callable[..., Session]) -> None:
-    session = make(limits={"processes": 10})
-    done = session.run(
-        "import subprocess, time\n"
-        "kept = [subprocess.Popen(['sleep', '60']) for _ in range(30)]\n"
-        "time.sleep(60)",
-        timeout_seconds=30,
-    )
-    assert done["exit_reason"] == "process_limit"
-    assert session.run("1")["state_lost"] is True
-
-
-FILL = "held = bytearray(b'x') * (250 << 20)\nimport time\ntime.sleep(20)"
-
-
-@pytest.mark.both_shapes
-def test_session_over_its_memory_limit_is_ended(make: Callable[..., Session]) -> None:
-    """Each session's worker is freshly forked. Meanwhile the warden watches no further worker
-    with a limit."""
-    for _ in range(8):
-        session = make(limits={"memory_bytes": 100 << 20})
-        done = session.run(FILL)
-        assert (done["exit_reason"], done["stdout"]) == ("memory_limit", ""), done
-        assert session.run("1")["state_lost"] is True
-        assert session.client.delete(session.path).status_code == 204
-
-
-@pytest.mark.both_shapes
-def test_branch_of_a_session_has_its_memory_limit(make: Callable[..., Session]) -> None:
-    session = make(limits={"memory_bytes": 100 << 20})
-    session.run("x = 1")
-    [shown] = session.post("fork").json()["sessions"]
-    branch = Session(session.client, shown["id"])
-    assert session.client.delete(session.path).status_code == 204
-    assert branch.run(FILL)["exit_reason"] == "memory_limit"
-    assert session.client.delete(branch.path).status_code == 204
-
-
-# --- branches, names
-
-
-def test_branches_have_the_state_and_go_their_own_ways(session: Session) -> None:
-    session.run("import os\nx = [1]\nos.environ['A'] = 'set'\nos.chdir('/')")
-    answer = session.post("fork", count=3)
-    assert answer.status_code == 201, answer.text
-    branches = [Session(session.client, shown["id"]) for shown in answer.json()["sessions"]]
-    try:
-        for number, branch in enumerate(branches):
-            assert branch.value(f"x.append({number}); x, os.getcwd(), os.environ['A']") == str(
-                ([1, number], "/", "set")
-            )
-        assert session.value("x") == "[1]"
-        assert len({branch.value("os.getpid()") for branch in branches}) == 3
-        assert len({branch.value("import random; random.random()") for branch in branches}) == 3
-        died = branches[0].run("os._exit(1)")
-        assert died["exit_reason"] == "worker_died"
-        after = branches[0].run("x")
-        assert (after["generation"], after["state_lost"]) == (2, True)
-        assert branches[1].value("x") == "[1, 1]"
-    finally:
-        for branch in branches:
-            session.client.delete(branch.path)
-
-
-def test_branch_counts_on_from_the_cells_of_its_original(session: Session) -> None:
-    for _ in range(3):
-        session.run("1")
-    [shown] = session.post("fork").json()["sessions"]
-    branch = Session(session.client, shown["id"])
-    try:
-        assert shown["execution_count"] == session.show()["execution_count"] == 3
-        assert branch.run("1")["execution_count"] == branch.show()["execution_count"] == 4
-    finally:
-        session.client.delete(branch.path)
-
-
-def test_session_counts_as_its_cells_do(session: Session) -> None:
-    for code in ("1", "", "get_ipython().execution_count = 50", "2"):
-        assert session.run(code)["execution_count"] == session.show()["execution_count"]
-    assert session.post("restart").json()["execution_count"] == 0
-    assert session.run("os")["execution_count"] == session.show()["execution_count"] == 1
-    assert session.run("import os; os._exit(1)")["execution_count"] is None
-    assert session.run("1")["execution_count"] == session.show()["execution_count"] == 1
-    [shown] = session.post("fork").json()["sessions"]
-    branch = Session(session.client, shown["id"])
-    try:
-        assert (shown["execution_count"], branch.run("1")["execution_count"]) == (1, 2)
-    finally:
-        session.client.delete(branch.path)
-
-
-def test_branch_of_a_session_without_state_has_nothing_to_lose(session: Session) -> None:
-    session.run("x = 1")
-    assert session.post("restart").status_code == 200
-    [shown] = session.post("fork").json()["sessions"]
-    branch = Session(session.client, shown["id"])
-    try:
-        assert branch.post("restart").status_code == 200
-        first = branch.run("1")
-        assert (first["generation"], first["state_lost"]) == (2, False)
-        assert session.run("1")["state_lost"] is True
-    finally:
-        session.client.delete(branch.path)
-
-
-def test_fork_says_what_did_not_come_along(session: Session) -> None:
-    session.run(
-        "import threading, time\n"
-        "threading.Thread(target=time.sleep, args=(30,), daemon=True).start()"
-    )
-    answer = session.post("fork", id=f"{session.id}-branch").json()
-    assert "thread" in " ".join(answer["warnings"])
-    assert [shown["id"] for shown in answer["sessions"]] == [f"{session.id}-branch"]
-    session.client.delete(f"/v1/sessions/{session.id}-branch")
-
-
-def test_busy_session_is_not_forked(session: Session) -> None:
-    running = session.start("import time\ntime.sleep(600)")
-    assert session.post("fork").json()["code"] == "SESSION_BUSY"
-    session.post("interrupt")
-    session.ended(running)
+# --- names
 
 
 def test_names_are_completed_and_listed(session: Session) -> None:
@@ -1045,9 +733,9 @@ def test_kept_code_names_its_session(client: httpx.Client) -> None:
 
 
 def test_command_of_a_session_shares_its_directory_and_environment(
-    make: Callable[..., Session],
+    new_session: Callable[..., Session],
 ) -> None:
-    session = make(env={"COLOUR": "red"}, cwd="/")
+    session = new_session(env={"COLOUR": "red"}, cwd="/")
     done = session.client.post(
         "/v1/executions", json={"command": "pwd; echo $COLOUR", "session_id": session.id}
     ).json()
@@ -1064,9 +752,9 @@ def test_command_of_a_session_shares_its_directory_and_environment(
 
 
 def test_frames_that_a_cell_forges_end_no_more_than_its_worker(
-    make: Callable[..., Session],
+    new_session: Callable[..., Session],
 ) -> None:
-    other, session = make(), make()
+    other, session = new_session(), new_session()
     other.run("x = 1")
     forge = (
         "import os, json\n"
@@ -1088,8 +776,10 @@ def test_session_in_a_directory_that_is_not_there_is_refused(client: httpx.Clien
     assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_ARGUMENT")
 
 
-def test_sessions_run_side_by_side(make: Callable[..., Session], client: httpx.Client) -> None:
-    sessions = [make() for _ in range(4)]
+def test_sessions_run_side_by_side(
+    new_session: Callable[..., Session], client: httpx.Client
+) -> None:
+    sessions = [new_session() for _ in range(4)]
     began = time.monotonic()
     running = [session.start("import time\ntime.sleep(1.5)\n'done'") for session in sessions]
     done = [session.ended(cell) for session, cell in zip(sessions, running, strict=True)]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from execd.proc import spawn as c
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 KEEP_FD = -1
 _CONTROLLING_TERMINAL = 1
 _KEEP_ID = 2**32 - 1
+
+
+def open_descriptors() -> set[str]:
+    return {
+        name for name in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{name}")
+    }
 
 
 class StartedProgram(NamedTuple):

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import resource
-import socket
 import struct
 import subprocess
 import sys
@@ -16,20 +15,15 @@ import pytest
 from execd.proc import spawn
 from execd.proc.program_block import DirectProgram, pack
 from execd.proc.spawn import Identity, Limit, StepFailed
-from tests.gvisor import is_gvisor
+from tests.gvisor import is_gvisor, needs_field
 from tests.proc import spawning
+from tests.proc.spawning import open_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
 PATH = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
-
-
-def open_descriptors() -> set[str]:
-    return {
-        name for name in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{name}")
-    }
 
 
 class Ran:
@@ -146,7 +140,8 @@ def test_a_program_that_leads_no_session_has_a_group_of_its_own_in_the_callers_s
     assert (group, session) == (pid, os.getsid(0))
 
 
-@pytest.mark.linux_only("gVisor's /proc/PID/status has no signal masks")
+@needs_field("SigBlk")
+@needs_field("NoNewPrivs")
 def test_a_program_of_a_prepared_caller_has_default_signals_and_no_way_to_more_privileges(
     tmp_path: Path,
 ) -> None:
@@ -157,6 +152,7 @@ sys.path.insert(0, {REPOSITORY!r})
 from execd.proc import spawn
 from execd.proc.program_block import pack
 from tests.proc import spawning
+from tests.proc.spawning import open_descriptors
 spawn.prepare()
 out = os.open({str(tmp_path / "found")!r}, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC)
 argv = ["grep", "^Sig\\|^NoNewPrivs", "/proc/self/status"]
@@ -180,6 +176,7 @@ sys.path.insert(0, {REPOSITORY!r})
 from execd.proc import spawn
 from execd.proc.program_block import pack
 from tests.proc import spawning
+from tests.proc.spawning import open_descriptors
 spawn.prepare()
 ends = spawn.open_child_signals()
 poll = select.poll()
@@ -214,6 +211,7 @@ sys.path.insert(0, {repository!r})
 from execd.proc import spawn
 from execd.proc.program_block import pack
 from tests.proc import spawning
+from tests.proc.spawning import open_descriptors
 for number in range(3, 10):
     os.dup2(1, number)
 argv = ["/bin/sh", "-c", "ls /proc/$$/fd"]
@@ -252,6 +250,7 @@ sys.path.insert(0, {REPOSITORY!r})
 from execd.proc import spawn
 from execd.proc.program_block import pack
 from tests.proc import spawning
+from tests.proc.spawning import open_descriptors
 import json
 files = [os.open({str(tmp_path)!r} + f"/file{{n}}", os.O_RDWR) for n in range(3)]
 for n, fd in enumerate(files):
@@ -279,6 +278,7 @@ sys.path.insert(0, {REPOSITORY!r})
 from execd.proc import spawn
 from execd.proc.program_block import pack
 from tests.proc import spawning
+from tests.proc.spawning import open_descriptors
 files = [os.open({str(tmp_path)!r} + f"/file{{n}}", os.O_RDWR) for n in range(3)]
 for n, fd in enumerate(files):
     os.dup2(fd, n)
@@ -608,141 +608,6 @@ def test_a_block_that_nobody_packs_is_refused_before_any_process_is_made(block: 
         errno.EINVAL,
         None,
     )
-
-
-# The start of the warden: ``clone``.
-
-
-def clone(**options: Any) -> int:
-    return spawn.clone(
-        **(
-            {
-                "argv": ["/bin/sh", "-c", "true"],
-                "env": PATH,
-                "socket": 2,
-                "clone_flags": 0,
-                "id_maps": {},
-                "unshare_mounts": False,
-                "covers": [],
-                "cover_dirs": [],
-                "cover_links": [],
-            }
-            | options
-        )
-    )
-
-
-def namespaces() -> dict[str, Any]:
-    """Return flags and maps allowed for this user."""
-    if os.geteuid() == 0:
-        return {"clone_flags": spawn.CLONE_NEWPID, "unshare_mounts": True}
-    maps = {
-        "setgroups": "deny",
-        "gid_map": f"{os.getegid()} {os.getegid()} 1",
-        "uid_map": f"{os.geteuid()} {os.geteuid()} 1",
-    }
-    return {
-        "clone_flags": spawn.CLONE_NEWUSER | spawn.CLONE_NEWPID,
-        "id_maps": maps,
-        "unshare_mounts": True,
-    }
-
-
-def said_by_clone(script: str, **options: Any) -> str:
-    """Return the bytes written by the program to descriptor 3."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.settimeout(20)
-        pid = clone(
-            argv=["/bin/sh", "-c", f"exec >&3 2>&1; {script}"], socket=theirs.fileno(), **options
-        )
-        theirs.close()
-        text = b""
-        while data := ours.recv(4096):
-            text += data
-        os.waitpid(pid, 0)
-    return text.decode().strip()
-
-
-def test_a_clone_keeps_its_standard_descriptors_and_the_socket_only() -> None:
-    assert said_by_clone("ls /proc/$$/fd").split() == ["0", "1", "2", "3"]
-    assert said_by_clone("readlink /proc/$$/fd/0").split() == ["/dev/null"]
-
-
-def test_in_namespaces_it_is_the_first_process_and_sees_no_other() -> None:
-    assert said_by_clone("echo $$; cd /proc; ls -d [0-9]*", **namespaces()).split()[:2] == [
-        "1",
-        "1",
-    ]
-
-
-def test_in_namespaces_it_is_still_the_same_user() -> None:
-    assert said_by_clone("id -u; id -g", **namespaces()).split() == [
-        str(os.geteuid()),
-        str(os.getegid()),
-    ]
-
-
-def test_a_cover_hides_a_directory_and_shows_what_was_asked_for_read_only(tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text("secret")
-    script = (
-        f"cd {tmp_path}; ls; readlink bin/python; touch x; rm bin/python; "
-        f"umount {tmp_path}; cat secret"
-    )
-    text = said_by_clone(
-        script,
-        **namespaces(),
-        covers=[str(tmp_path)],
-        cover_dirs=[f"{tmp_path}/bin"],
-        cover_links=[(f"{tmp_path}/bin/python", "/usr/bin/python3")],
-    )
-    assert text.splitlines()[:2] == ["bin", "/usr/bin/python3"]
-    assert text.count("Read-only file system") == 2
-    if os.geteuid() != 0:  # root may: the warden drops the capabilities of commands
-        assert "cat: secret: No such file" in text
-    assert os.listdir(tmp_path) == ["secret"], "outside, nothing has changed"
-
-
-@pytest.mark.parametrize(
-    ("options", "step"),
-    [
-        ({"argv": ["/no/such/program"]}, "exec"),
-        ({"socket": 987_654}, "descriptors"),
-        ({**namespaces(), "covers": ["/no/such/directory"]}, "cover"),
-        ({**namespaces(), "covers": ["/tmp"], "cover_dirs": ["/tmp/a/b"]}, "cover_content"),
-        ({**namespaces(), "covers": ["/tmp"], "cover_links": [("/tmp/a/b", "/")]}, "cover_content"),
-        (
-            {"clone_flags": spawn.CLONE_NEWUSER, "id_maps": {"gid_map": "not a map"}},
-            "id_map",
-        ),
-        ({"clone_flags": 0x10000}, "fork"),  # CLONE_THREAD, alone: EINVAL
-    ],
-)  # fmt: skip
-def test_a_clone_whose_set_up_fails_says_at_which_step_and_leaves_one_child_to_reap(
-    options: dict[str, Any], step: str
-) -> None:
-    before = open_descriptors()
-    with pytest.raises(StepFailed) as caught:
-        clone(**options)
-    assert caught.value.step == step
-    if step == "fork":
-        assert caught.value.pid is None
-    else:
-        assert caught.value.pid is not None
-        assert os.waitstatus_to_exitcode(os.waitpid(caught.value.pid, 0)[1]) == 127
-    assert open_descriptors() == before
-
-
-@pytest.mark.not_root
-def test_without_a_user_namespace_an_unprivileged_clone_fails() -> None:
-    with pytest.raises(StepFailed) as caught:
-        clone(clone_flags=spawn.CLONE_NEWPID)
-    assert (caught.value.step, caught.value.errno) == ("fork", errno.EPERM)
-    with pytest.raises(StepFailed) as caught:
-        clone(unshare_mounts=True)
-    assert (caught.value.step, caught.value.errno) == ("mount_namespace", errno.EPERM)
-    assert caught.value.pid is not None
-    os.waitpid(caught.value.pid, 0)
 
 
 def test_the_steps_have_the_names_that_the_c_code_gives_them() -> None:

@@ -140,7 +140,8 @@ class CommandRunner:
     def resize(self, cols: int, rows: int) -> None:
         child, io = self._program()
         io.resize(cols, rows)
-        child.signal(signal.SIGWINCH, scope="session")
+        if not kernel_traits.find().signals_terminals:
+            child.signal(signal.SIGWINCH, scope="session")
 
     def _program(self) -> tuple[Child, ProgramIO]:
         assert self._child is not None
@@ -270,7 +271,7 @@ class CommandRunner:
             # With the end of a session's leader the kernel hangs up the group in the foreground,
             # and no other job (credentials(7)). gVisor sends nothing, and does not tell which group
             # that was: a shell without jobs leaves its own there.
-            if io.has_terminal and not kernel_traits.find().hangs_up_with_terminal:
+            if io.has_terminal and not kernel_traits.find().signals_terminals:
                 child.signal(signal.SIGHUP, scope="group")
             if pumps := await io.close(spares_pipes=True):
                 self._spared = execution, pumps

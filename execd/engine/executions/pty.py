@@ -2,8 +2,8 @@
 the slave as descriptors 0, 1 and 2.
 
 Reading a terminal ends with EIO once the last slave is closed (pty(7)); the pump takes EIO as end
-of file. In gVisor a resize sends no SIGWINCH and a hang-up no SIGHUP, so the code that resizes or
-closes sends both to the session.
+of file. Where the kernel sends no SIGWINCH and no SIGHUP (``signals_terminals``), the runner of the
+command sends both.
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ def test_a_log_has_the_size_asked_for_or_else_that_of_the_settings(
         counters=unused,
         on_run=unused,
         look_for_restore=unused,
+        settle_restore=unused,
     )
     log = context.make_log("x", Limits(log_bytes=asked_bytes))
     log.streams["stderr"].restore(None)

@@ -318,12 +318,12 @@ async def test_a_wait_in_the_queue_is_longer_by_the_time_that_the_sandbox_was_fr
         waiting = begin(engine, "echo never")
         frozen_seconds = [1.0]
 
-        def look_for_restore() -> bool:
+        def settle_restore() -> float:
             if frozen_seconds:
                 waiting.postpone(frozen_seconds.pop())
-            return False
+            return 0.0
 
-        context = waiting._context._replace(look_for_restore=look_for_restore)
+        context = waiting._context._replace(settle_restore=settle_restore)
         monkeypatch.setattr(waiting, "_context", context)
         begun = time.monotonic()
         with pytest.raises(ResourceExhausted):

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import shlex
 import signal
 import struct
 import sys
@@ -17,13 +18,19 @@ import pytest
 
 from execd.engine.executions import exit_status, pty
 from execd.engine.executions.exit_status import Exit
+from execd.engine.executions.submission import Submission
+from execd.model import TerminalSize
+from execd.proc import kernel_traits
 from execd.proc.messages import Exited, Killed
+from tests.engine.conftest import sh, shell_command
 from tests.proc.conftest import PATH, living, new_token, spawn
 from tests.waiting import wait_until_async
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
+    from execd.engine.engine import Engine
     from execd.proc.child import Child
     from execd.proc.client import WardenClient
     from execd.proc.messages import Scope
@@ -207,6 +214,56 @@ async def test_a_hang_up_ends_an_interactive_shell_and_what_it_runs(
     await asyncio.wait_for(child.exited, 20)
     await wait_until_async(lambda: not living(f"sleep {token}"), 20)
     await end(child)
+
+
+COUNTER = """
+import os, signal, sys, time
+seen, folder = [], sys.argv[1]
+for number in signal.SIGWINCH, signal.SIGHUP:
+    signal.signal(number, lambda number, _: seen.append(number))
+is_last = False
+while not is_last:
+    is_last = os.path.exists(f"{folder}/stop")
+    with open(f"{folder}/new", "w") as file:
+        file.write("%d %d" % (seen.count(signal.SIGWINCH), seen.count(signal.SIGHUP)))
+    os.rename(f"{folder}/new", f"{folder}/{'last' if is_last else 'counts'}")
+    time.sleep(0.005)
+"""
+N_RESIZES = 10
+
+
+async def test_a_program_gets_one_signal_for_each_resize_and_one_for_the_hang_up(
+    engine: Engine, tmp_path: Path
+) -> None:
+    """gVisor may send none; where gVisor does, the program gets a second signal."""
+    counts, last = tmp_path / "counts", tmp_path / "last"
+
+    def seen() -> list[int]:
+        return [int(word) for word in counts.read_text().split()] if counts.exists() else [-1, -1]
+
+    counter = shlex.join(python(COUNTER, str(tmp_path)))
+    command = shell_command(
+        f"{counter} & read line; exit 3", terminal=TerminalSize(cols=80, rows=24)
+    )
+    execution = engine.submit(Submission(command)).execution
+    try:
+        await wait_until_async(lambda: seen() == [0, 0], 20)
+        for n in range(1, N_RESIZES + 1):
+            execution.resize(80 + n, 24)
+            await wait_until_async(lambda n=n: seen()[0] >= n, 20)
+        await execution.write_stdin(b"\r")
+        assert (await execution.wait()).exit_code == 3
+        await wait_until_async(lambda: seen()[1] >= 1, 20)
+        await sh(engine, "true")  # the warden has taken all that the daemon sent before
+    finally:
+        (tmp_path / "stop").touch()
+    await wait_until_async(last.exists, 20)
+    resizes, hang_ups = map(int, last.read_text().split())
+    if kernel_traits.find().signals_terminals:
+        assert (resizes, hang_ups) == (N_RESIZES, 1)
+    else:
+        assert N_RESIZES <= resizes <= 2 * N_RESIZES
+        assert 1 <= hang_ups <= 2
 
 
 def test_a_terminal_has_the_size_in_characters_and_none_in_pixels() -> None:
