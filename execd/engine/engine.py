@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import msgspec
 
-from execd.engine.assembly import assemble
+from execd.engine.assembly import Parts
 from execd.engine.capabilities import capabilities
 from execd.engine.executions import command as commands
 from execd.engine.executions import page_cursor, passwd
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from execd.config import Config
-    from execd.engine.assembly import Parts
     from execd.engine.bash_sessions import BashSessions
     from execd.engine.executions.submission import CellOptions
     from execd.engine.metrics.stats import Stats
@@ -104,14 +103,8 @@ class Engine:
         (the base dir cannot be used), CannotStart.
         """
         async with contextlib.AsyncExitStack() as ends:
-            parts = await assemble(
-                config,
-                environment,
-                ends,
-                reap_orphans=reap_orphans,
-                clocks=clocks,
-                meanwhile=meanwhile,
-            )
+            parts = Parts(config, environment, ends, reap_orphans=reap_orphans, clocks=clocks)
+            await parts.start(ends, meanwhile)
             engine = cls(config, parts)
             try:
                 yield engine
