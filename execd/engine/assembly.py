@@ -19,8 +19,7 @@ from execd.engine.disk.disk_guard import DiskGuard
 from execd.engine.disk.volume import Volume, Volumes
 from execd.engine.executions.command_run import parse_identity
 from execd.engine.executions.context import EngineContext
-from execd.engine.executions.default_shell import DefaultShell
-from execd.engine.executions.direct_exec import DirectExec
+from execd.engine.executions.direct_exec import DefaultShell, DirectExec
 from execd.engine.executions.environment import (
     PYTHON_NAMES,
     ChildEnvironment,
@@ -38,10 +37,8 @@ from execd.engine.in_flight import InFlight
 from execd.engine.memory_notes import MemoryNotes
 from execd.engine.metrics.counters import Counters
 from execd.engine.output.held_pipes import HeldPipes
-from execd.engine.restores import Restores
+from execd.engine.restores import Restores, SpecEnvironment
 from execd.engine.sessions.manager import Sessions
-from execd.engine.shutdown import ShutdownClock
-from execd.engine.spec_environment import SpecEnvironment
 from execd.engine.store.journal import MemoryRecovered
 from execd.engine.store.state_dir import StateDir
 from execd.files.archive.tree import UnpackingLimits
@@ -57,12 +54,37 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from execd.config import Config
-    from execd.engine.restore_detector import Readings, Restore
+    from execd.engine.restores import Readings, Restore
     from execd.proc.pod_memory import PodMemory
 
 log = logging.getLogger(__name__)
 
 WARDEN_MODULE = "execd.warden.main"
+
+
+# When a step must be over, as a share of the shutdown timeout: running executions, connections, and
+# everything else.
+EXECUTIONS_SHARE, CONNECTIONS_SHARE, WHOLE_SHARE = 0.7, 0.85, 0.95
+
+
+class ShutdownClock:
+    """The timeout runs from the first question, so an engine that ends without a drain has the
+    whole timeout."""
+
+    def __init__(self, timeout_seconds: float) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._began_at: float | None = None
+
+    def ends_at(self, share: float) -> float:
+        """Return the time, on the loop's clock, when this share of the timeout is over."""
+        now = asyncio.get_running_loop().time()
+        if self._began_at is None:
+            self._began_at = now
+        return self._began_at + share * self._timeout_seconds
+
+    def seconds_left(self) -> float:
+        """Return the seconds left for everything that must end."""
+        return max(0.0, self.ends_at(WHOLE_SHARE) - asyncio.get_running_loop().time())
 
 
 class CannotStart(Exception):
@@ -123,7 +145,7 @@ class Parts:
         self.context = self._make_context(environment)
         self._open_retention(ends)
         self.idempotency = Idempotency(self.registry, self.retention)
-        self.memory_notes = MemoryNotes(
+        self.memory_notes: MemoryNotes = MemoryNotes(
             self.pod_memory,
             lambda: self.warden.runtime_bytes,
             self.retention.note,
@@ -147,12 +169,12 @@ class Parts:
             on_failure=self.housekeeper.plan_soon,
         )
         ends.callback(lambda: self.store.close(self.shutdown.seconds_left()))
-        limits = {
-            ("base_dir_bytes", config.base_dir): config.base_dir_bytes,
-            ("tmp_dir_bytes", "/tmp"): config.tmp_dir_bytes,
-        }
-        self.volumes = [Volume(*place, limit) for place, limit in limits.items() if limit]
+        self.volumes: list[Volume] = []
         """The directories with a limit."""
+        if config.base_dir_bytes:
+            self.volumes.append(Volume("base_dir_bytes", config.base_dir, config.base_dir_bytes))
+        if config.tmp_dir_bytes:
+            self.volumes.append(Volume("tmp_dir_bytes", "/tmp", config.tmp_dir_bytes))
         self.files = Files(
             config.base_dir,
             state_dir=self.store.anchor,

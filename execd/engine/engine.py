@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import msgspec
 
-from execd.engine.assembly import Parts
+from execd.engine.assembly import CONNECTIONS_SHARE, EXECUTIONS_SHARE, Parts
 from execd.engine.capabilities import capabilities
 from execd.engine.executions import command as commands
 from execd.engine.executions import page_cursor, passwd
@@ -21,10 +21,8 @@ from execd.engine.executions.command_run import CommandRunner
 from execd.engine.executions.execution import Execution
 from execd.engine.executions.limits import NO_LIMITS
 from execd.engine.executions.submission import Submission, Submitted
-from execd.engine.figures import read_stats
+from execd.engine.figures import UsageMeter, read_stats
 from execd.engine.restores import read_clocks
-from execd.engine.shutdown import CONNECTIONS_SHARE, EXECUTIONS_SHARE
-from execd.engine.usage_meter import UsageMeter
 from execd.errors import ExecdError, InvalidArgument, NotFound, Unavailable
 from execd.model import ExitReason, State
 
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
     from execd.engine.bash_sessions import BashSessions
     from execd.engine.executions.submission import CellOptions
     from execd.engine.metrics.stats import Stats
-    from execd.engine.restore_detector import Readings
+    from execd.engine.restores import Readings
     from execd.engine.terminals import Terminals
     from execd.model import Command
 

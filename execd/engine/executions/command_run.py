@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from execd.engine.executions import exit_status, pty
+from execd.engine.executions import exit_status
 from execd.engine.executions.command import is_argv
 from execd.engine.executions.environment import keep_path_at_login, marker_entry
 from execd.engine.executions.execution import KILL_ANSWER_SECONDS
 from execd.engine.executions.state import ExecutionPhase
-from execd.engine.executions.stdio import ProgramIO, give_to_user
+from execd.engine.executions.stdio import TERMINAL_TYPE, ProgramIO, give_to_user
 from execd.errors import ResourceExhausted, Unavailable
 from execd.model import UNKNOWN_USAGE, ExitReason, Result
 from execd.proc import kernel_traits
@@ -156,7 +156,7 @@ class CommandRunner:
                 await self._wait_for_warden(execution)
             env, marker = await self._context.build_environment(execution.id, command.env)
             if command.terminal is not None:
-                env.setdefault("TERM", pty.TYPE)
+                env.setdefault("TERM", TERMINAL_TYPE)
             keep_path_at_login(env, command.program.argv)
             try:
                 io = ProgramIO(command, execution.append, self._context.loop)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from execd.engine.executions.context import EngineContext
-    from execd.engine.sessions.link_turns import LinkTurns
+    from execd.engine.sessions.link import LinkTurns
     from execd.model import Limits, Stream
     from execd.proc.child import Child, Lost
     from execd.proc.client import WardenClient
@@ -130,7 +130,7 @@ class SessionWorker:
         """The worker's ends: protocol socket, stdout, stderr, greeting socket."""
         self._link = Link(
             ours,
-            worker_messages.WorkerDecoder(),
+            worker_messages.decode,
             turns,
             self._on_message,
             self.kill,

@@ -40,7 +40,7 @@ from execd.proc.client import SpawnError, WardenLost
 if TYPE_CHECKING:
     from execd.engine.executions.context import EngineContext
     from execd.engine.sessions.interpreter_refusal import Footprint, Refusal
-    from execd.engine.sessions.link_turns import LinkTurns
+    from execd.engine.sessions.link import LinkTurns
     from execd.model import Limits
 
 log = logging.getLogger(__name__)

@@ -1,5 +1,5 @@
-"""Terminals with real programs, in both shapes. gVisor leaves out parts of a terminal (see pty.py).
-The session's signals make up for the missing parts."""
+"""Terminals with real programs, in both shapes. gVisor leaves out parts of a terminal (see
+stdio.py). The session's signals make up for the missing parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from execd.engine.executions import exit_status, pty
+from execd.engine.executions import exit_status, stdio
 from execd.engine.executions.exit_status import Exit
 from execd.proc.messages import Exited, Killed
 from tests.proc.conftest import PATH, living, new_token, spawn
@@ -70,7 +70,7 @@ def screens() -> Iterator[list[Screen]]:
 async def on_terminal(
     client: WardenClient, screens: list[Screen], *argv: str, cols: int = 80, rows: int = 24
 ) -> tuple[Child, Screen]:
-    terminal = pty.open_terminal(cols, rows)
+    terminal = stdio.open_terminal(cols, rows)
     screen = Screen(terminal.master)
     screens.append(screen)
     marker = f"EXECD_EXECUTION_ID={new_token()}"
@@ -149,7 +149,7 @@ async def test_a_resize_and_its_signal_reach_the_whole_session(
     await wait_until_async(
         lambda: screen.shows("watching") and screen.text.count("watching") == 2, 20
     )
-    pty.set_size(screen.master, 100, 30)
+    stdio.set_size(screen.master, 100, 30)
     child.signal(signal.SIGWINCH, scope="session")
     await screen.wait_for("size 100x30 of foreground")
     await screen.wait_for("size 100x30 of background")
@@ -162,7 +162,7 @@ async def test_a_burst_of_resizes_ends_with_the_last_size(
     child, screen = await on_terminal(client, screens, *python(WATCHER, "alone"))
     await screen.wait_for("watching")
     for cols in range(40, 240):
-        pty.set_size(screen.master, cols, 30)
+        stdio.set_size(screen.master, cols, 30)
         child.signal(signal.SIGWINCH, scope="session")
     await screen.wait_for("size 239x30 of alone")
     await end(child)
@@ -189,7 +189,7 @@ async def test_end_of_file_typed_ends_a_reader(client: WardenClient, screens: li
     child, screen = await on_terminal(client, screens, "/bin/cat")
     screen.type("grüße\r")
     await screen.wait_for("grüße\r\ngrüße\r\n")
-    os.write(screen.master, pty.END_OF_FILE)
+    os.write(screen.master, stdio.END_OF_FILE)
     assert await ended(child) == Exit(0, None)
 
 
@@ -211,7 +211,7 @@ async def test_a_hang_up_ends_an_interactive_shell_and_what_it_runs(
 
 def test_a_terminal_has_the_size_in_characters_and_none_in_pixels() -> None:
     """A program that draws pictures takes any number of pixels for the truth."""
-    terminal = pty.open_terminal(100, 30)
+    terminal = stdio.open_terminal(100, 30)
     try:
         size = fcntl.ioctl(terminal.slave, termios.TIOCGWINSZ, bytes(8))
         assert struct.unpack("HHHH", size) == (30, 100, 0, 0)
@@ -306,5 +306,5 @@ def test_the_end_of_input_is_typed_twice_in_the_middle_of_a_line_only(
     text: bytes, keys: bytes
 ) -> None:
     """A second end of file behind a whole line would end the input of the next reader."""
-    assert pty.typed(text, ends=True) == keys
-    assert pty.typed(text, ends=False) == text
+    assert stdio.typed(text, ends=True) == keys
+    assert stdio.typed(text, ends=False) == text
