@@ -125,7 +125,7 @@ class Parts:
         ends.callback(self.reaper.close)
         self.pod_memory = _find_pod_memory(config)
         self.warden = WardenClient(
-            self.store.view,
+            self.store.folder.view,
             self.reaper,
             module=WARDEN_MODULE,
             policy=config.namespaces,
@@ -177,7 +177,7 @@ class Parts:
             self.volumes.append(Volume("tmp_dir_bytes", "/tmp", config.tmp_dir_bytes))
         self.files = Files(
             config.base_dir,
-            state_dir=self.store.anchor,
+            state_dir=self.store.folder.anchor,
             max_upload_bytes=config.max_upload_bytes,
             unpacking=UnpackingLimits(config.max_unpacked_bytes, config.max_unpacked_entries),
             identity=self.identity,
@@ -185,11 +185,10 @@ class Parts:
             rooms=Volumes(self.volumes) if self.volumes else None,
         )
         ends.callback(self.files.close)
-        self.sandboxd_files = self.files.with_root(
-            Root(config.base_dir, self.store.anchor, sandboxd_readings)
-        )
+        places = (config.base_dir, self.store.folder.anchor)
+        self.sandboxd_files = self.files.with_root(Root(*places, sandboxd_readings))
         """The same files for sandboxd, which reads a path in its own way."""
-        self.tree_files = self.files.with_root(Root.whole_tree(config.base_dir, self.store.anchor))
+        self.tree_files = self.files.with_root(Root.whole_tree(*places))
         """The same files with paths as user code reads them."""
 
     def _is_uncovered(self) -> bool:

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from execd.engine.executions.environment import ChildEnvironment
     from execd.engine.metrics.counters import Counters
     from execd.engine.output.held_pipes import HeldPipes
-    from execd.engine.store.spool import Spool
-    from execd.engine.store.state_dir import StateDir
+    from execd.engine.store.state_dir import Spool, StateDir
     from execd.model import Limits, Stream
     from execd.proc.client import WardenClient
     from execd.proc.spawn import Identity

@@ -31,8 +31,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from execd.engine.executions.limits import own_limits
-from execd.engine.sessions.session_worker import SessionWorker, WorkerLost, open_worker
-from execd.engine.sessions.worker_setup import configuration
+from execd.engine.sessions.session_worker import (
+    SessionWorker,
+    WorkerLost,
+    configuration,
+    open_worker,
+)
 from execd.engine.sessions.zygote_process import InterpreterRefused, ZygoteLost, ZygoteProcess
 from execd.errors import ExecdError, NotSupported, ResourceExhausted, Unavailable
 from execd.proc.client import SpawnError, WardenLost
