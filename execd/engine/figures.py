@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from execd.engine.assembly import Parts
     from execd.engine.disk.volume import VolumeFacts
     from execd.proc.process_tree import Process
+    from execd.proc.totals_file import Totals
 
 
 class UsageMeter:
@@ -66,17 +67,6 @@ LEAST_SECONDS = 0.1
 """Ten ticks of the clock that /proc counts CPU time with."""
 
 
-class KernelFigures(NamedTuple):
-    """What the kernel says now."""
-
-    daemon: Process | None
-    warden: Process | None
-    own_cpu_seconds: float
-    load_1m: float | None
-    used_bytes: int | None
-    """Used memory of the pod, or of the machine."""
-
-
 class MachineFigures(NamedTuple):
     """What the kernel says of the machine, or of the sandbox, as a whole."""
 
@@ -103,8 +93,8 @@ def read_machine(base_dir: str) -> MachineFigures:
 
 
 def read_stats(parts: Parts, *, uptime_seconds: float, is_ready: bool) -> Stats:
-    kernel, totals = _read_kernel(parts), parts.warden.read_totals()
-    daemon, warden = kernel.daemon, kernel.warden
+    totals = parts.warden.read_totals()
+    warden = None if parts.warden.pid is None else read_process(parts.warden.pid)
     return Stats(
         version=__version__,
         uptime_seconds=round(uptime_seconds, 3),
@@ -118,42 +108,40 @@ def read_stats(parts: Parts, *, uptime_seconds: float, is_ready: bool) -> Stats:
             killed_processes=parts.warden.killed_processes,
             processes=None if totals is None else totals.processes,
         ),
-        cpu=CpuStats(
-            daemon_seconds=kernel.own_cpu_seconds,
-            warden_seconds=None if warden is None else warden.cpu_seconds,
-            trees_seconds=None if totals is None else round(totals.cpu_seconds, 6),
-            load_1m=kernel.load_1m,
-        ),
-        memory=MemoryStats(
-            daemon_bytes=None if daemon is None else daemon.rss_bytes,
-            warden_bytes=None if warden is None else warden.rss_bytes,
-            zygote_bytes=None if totals is None else totals.zygote_bytes,
-            sessions_bytes=None if totals is None else totals.sessions_bytes,
-            commands_bytes=None if totals is None else totals.commands_bytes,
-            pod_used_bytes=kernel.used_bytes,
-            pod_size_bytes=parts.pod_memory.size_bytes or None,
-            pod_reserve_bytes=parts.pod_memory.reserve_bytes or None,
-            pod_runtime_bytes=(totals and totals.runtime_bytes) or None,
-        ),
+        cpu=_cpu(warden, totals),
+        memory=_memory(parts, warden, totals),
         disk=_disk(parts),
         traffic=_traffic(parts),
     )
 
 
-def _read_kernel(parts: Parts) -> KernelFigures:
+def _cpu(warden: Process | None, totals: Totals | None) -> CpuStats:
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    used_bytes = None
+    return CpuStats(
+        daemon_seconds=round(usage.ru_utime + usage.ru_stime, 6),
+        warden_seconds=None if warden is None else warden.cpu_seconds,
+        trees_seconds=None if totals is None else round(totals.cpu_seconds, 6),
+        load_1m=os.getloadavg()[0] if kernel_traits.find().tells_load else None,
+    )
+
+
+def _memory(parts: Parts, warden: Process | None, totals: Totals | None) -> MemoryStats:
+    daemon, used_bytes = read_process(os.getpid()), None
     with (
         contextlib.suppress(OSError, ValueError),
         contextlib.closing(open_meter(parts.pod_memory.cgroup)) as meter,
     ):
         used_bytes = meter.read().used_bytes
-    return KernelFigures(
-        daemon=read_process(os.getpid()),
-        warden=None if parts.warden.pid is None else read_process(parts.warden.pid),
-        own_cpu_seconds=round(usage.ru_utime + usage.ru_stime, 6),
-        load_1m=os.getloadavg()[0] if kernel_traits.find().tells_load else None,
-        used_bytes=used_bytes,
+    return MemoryStats(
+        daemon_bytes=None if daemon is None else daemon.rss_bytes,
+        warden_bytes=None if warden is None else warden.rss_bytes,
+        zygote_bytes=None if totals is None else totals.zygote_bytes,
+        sessions_bytes=None if totals is None else totals.sessions_bytes,
+        commands_bytes=None if totals is None else totals.commands_bytes,
+        pod_used_bytes=used_bytes,
+        pod_size_bytes=parts.pod_memory.size_bytes or None,
+        pod_reserve_bytes=parts.pod_memory.reserve_bytes or None,
+        pod_runtime_bytes=(totals and totals.runtime_bytes) or None,
     )
 
 

@@ -43,7 +43,8 @@ class Volume:
     def __init__(self, setting: Setting, path: str, limit_bytes: int) -> None:
         self.setting = setting
         self.path = path
-        self._policy = DiskPolicy(limit_bytes)
+        self.policy = DiskPolicy(limit_bytes)
+        """Changed under the lock. A single figure may be read without the lock."""
         self._lock = threading.Lock()
         """Held for arithmetic only."""
         self._walking = threading.Lock()
@@ -56,7 +57,7 @@ class Volume:
 
     def facts(self) -> VolumeFacts:
         with self._lock:
-            policy = self._policy
+            policy = self.policy
             return VolumeFacts(
                 policy.limit_bytes,
                 policy.limit_bytes - policy.threshold_bytes,
@@ -73,7 +74,7 @@ class Volume:
     def _record_look(self, found: FileSystem) -> NextLook:
         with self._lock:
             self._looked_at = time.monotonic()
-            return self._policy.record_look(self._looked_at, found)
+            return self.policy.record_look(self._looked_at, found)
 
     def walk(self) -> None:
         """Count the files, or take the file system's own figure. Raises OSError."""
@@ -82,7 +83,7 @@ class Volume:
 
     def _walk(self, stop: Callable[[], bool]) -> None:
         before = self._read()
-        if self._policy.is_own(before):
+        if self.policy.is_own(before):
             walked = Walked(before.used_bytes, 0, 0.0)
         else:
             usage = disk_usage.count(self.path, rest_seconds=REST_SECONDS, stop=stop)
@@ -93,51 +94,27 @@ class Volume:
         with self._lock:
             now = self._walked_at = time.monotonic()
             self._walk_seconds = walked.busy_seconds
-            self._policy.record_look(now, after)
-            self._policy.record_walk(now, before, walked)
+            self.policy.record_look(now, after)
+            self.policy.record_walk(now, before, walked)
 
     def judge_estimate(self, written_bytes: int) -> None:
         with self._lock:
-            self._policy.judge_estimate(written_bytes)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether a tree must end."""
-        return self._policy.is_over
-
-    @property
-    def is_unsolved(self) -> bool:
-        """Whether the last decision found no guilty tree."""
-        return self._policy.is_unsolved
+            self.policy.judge_estimate(written_bytes)
 
     def settle(self, *, is_solved: bool) -> None:
         with self._lock:
-            self._policy.settle(is_solved=is_solved)
+            self.policy.settle(is_solved=is_solved)
 
     def blame(self, candidates: Collection[Candidate], used_before: int) -> BlamedTree | None:
         with self._lock:
-            return self._policy.blame(candidates, used_before)
-
-    @property
-    def used_bytes(self) -> int:
-        """Of the file system, at the last look."""
-        return self._policy.file_system_bytes
-
-    @property
-    def found_bytes(self) -> int:
-        """The figure that led to ``is_over``."""
-        return self._policy.found_bytes
-
-    @property
-    def limit_bytes(self) -> int:
-        return self._policy.limit_bytes
+            return self.policy.blame(candidates, used_before)
 
     def take(self, n_bytes: int) -> None:
         with self._lock:
             if (
-                self._policy.is_known
+                self.policy.is_known
                 and time.monotonic() - self._looked_at < FRESH_SECONDS
-                and self._policy.take(n_bytes)
+                and self.policy.take(n_bytes)
             ):
                 return
         try:
@@ -148,7 +125,7 @@ class Volume:
         except OSError:
             return  # the write itself tells what is wrong with the directory
         if not self._take(n_bytes):
-            held, limit = self.facts().used_bytes or 0, self.limit_bytes
+            held, limit = self.facts().used_bytes or 0, self.policy.limit_bytes
             raise NoSpace(
                 f"{self.path!r} holds {held >> 20:,} MiB of the allowed {limit >> 20:,} MiB, and "
                 f"execd keeps {self.facts().reserve_bytes >> 20:,} MiB of them free"
@@ -156,7 +133,7 @@ class Volume:
 
     def _take(self, n_bytes: int) -> bool:
         with self._lock:
-            return self._policy.is_known and self._policy.take(n_bytes)
+            return self.policy.is_known and self.policy.take(n_bytes)
 
     def _walk_for_upload(self) -> None:
         """Walk, unless another walk has just ended, or takes too long to wait for."""
