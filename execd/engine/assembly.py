@@ -97,7 +97,7 @@ class CannotStart(Exception):
         self.path: str | None = error.filename
 
 
-class Parts:
+class Parts(EngineContext):
     """The parts of an engine: made by ``__init__``, started by ``start``, ended by ``ends``."""
 
     def __init__(
@@ -114,7 +114,6 @@ class Parts:
         self.config = config
         self.identity = parse_identity(config.run_as)
         self.python = find_python(config, environment.get("PATH", os.defpath))
-        """Path of the interpreter for the name ``python`` in commands, and for sessions."""
         self.counters = Counters()
         self.housekeeper = Housekeeper()
         self.shutdown = ShutdownClock(config.shutdown_timeout)
@@ -142,7 +141,9 @@ class Parts:
         self.held_pipes = HeldPipes(
             resource.getrlimit(resource.RLIMIT_NOFILE)[0], on_growth=self.housekeeper.plan_soon
         )
-        self.context = self._make_context(environment)
+        self.on_run = self._note_run
+        self.look_for_restore = self.restores.look
+        self._make_environment(environment)
         self._open_retention(ends)
         self.idempotency = Idempotency(self.registry, self.retention)
         self.memory_notes: MemoryNotes = MemoryNotes(
@@ -152,9 +153,7 @@ class Parts:
             self.housekeeper.plan_soon,
         )
         ends.callback(self.memory_notes.close)
-        self.sessions = Sessions(
-            self.context, self.retention, self.in_flight.lease, self.housekeeper.plan
-        )
+        self.sessions = Sessions(self, self.retention, self.in_flight.lease, self.housekeeper.plan)
         ends.push_async_callback(lambda: self.sessions.close(self.shutdown.seconds_left()))
 
     def _open_files(self, ends: contextlib.AsyncExitStack) -> None:
@@ -197,42 +196,30 @@ class Parts:
         warden = self.warden
         return warden.up.is_set() and warden.started is not None and warden.started.shape == "none"
 
-    def _make_context(self, environment: Mapping[str, str]) -> EngineContext:
+    def _make_environment(self, environment: Mapping[str, str]) -> None:
+        """What every program begins with. ``environment``: the daemon's own."""
         config = self.config
-        temporary_dir = choose_temporary_dir(config.base_dir, self.identity)
-        child_environment = ChildEnvironment(
+        self.loop = self.warden.loop
+        self.ensure_base_dir = self.files.ensure_base_dir
+        self.ensure_temporary_dir = self.files.ensure_temporary_dir
+        self.temporary_dir = choose_temporary_dir(config.base_dir, self.identity)
+        self.environment = ChildEnvironment(
             config,
             environment,
             bin_dir=self.store.bin_dir,
             python=self.python,
-            temporary_dir=temporary_dir,
+            temporary_dir=self.temporary_dir,
         )
-        return EngineContext(
-            config=config,
-            loop=self.warden.loop,
-            warden=self.warden,
-            identity=self.identity,
-            python=self.python,
-            store=self.store,
-            environment=child_environment,
-            direct_exec=DirectExec(
-                self.warden,
-                child_environment,
-                self.identity,
-                own_limits(config),
-                is_on=config.direct_exec == "on",
-            ),
-            held_pipes=self.held_pipes,
-            default_shell=DefaultShell(),
-            temporary_dir=temporary_dir,
-            ensure_base_dir=self.files.ensure_base_dir,
-            ensure_temporary_dir=self.files.ensure_temporary_dir,
-            counters=self.counters,
-            on_run=self._on_run,
-            look_for_restore=self.restores.look,
+        self.default_shell = DefaultShell()
+        self.direct_exec = DirectExec(
+            self.warden,
+            self.environment,
+            self.identity,
+            own_limits(config),
+            is_on=config.direct_exec == "on",
         )
 
-    def _on_run(self) -> None:
+    def _note_run(self) -> None:
         self.disk_guard.mark_running()
         self.restores.mark_busy()
 
@@ -256,7 +243,7 @@ class Parts:
         ends.push_async_callback(lambda: self.retention.close(self.shutdown.seconds_left()))
         # After the warden, and with the warden all writers.
         ends.push_async_callback(lambda: self.held_pipes.close(self.shutdown.seconds_left()))
-        self.retention.restore(self.context)
+        self.retention.restore(self)
         if (shortage := self.store.former_shortage) is not None:
             log.warning(
                 "memory was nearly full when the former daemon died",
@@ -273,12 +260,11 @@ class Parts:
 
         Raises ExecdError (the base dir cannot be used), CannotStart.
         """
-        await self.files.ensure_base_dir()
+        await self.ensure_base_dir()
         await _start_warden(self.warden, meanwhile)
         ends.push_async_callback(lambda: self.warden.close(self.shutdown.seconds_left()))
-        direct_exec = self.context.direct_exec
-        ends.push_async_callback(direct_exec.close)
-        await direct_exec.start()
+        ends.push_async_callback(self.direct_exec.close)
+        await self.direct_exec.start()
         self.disk_guard.start()
         ends.push_async_callback(self.disk_guard.close)
         ends.callback(self.restores.subscribe(self._go_on))

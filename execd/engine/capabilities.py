@@ -18,7 +18,7 @@ def capabilities(parts: Parts) -> dict[str, Any]:
     assert started is not None, "asked for after the warden's start"
     pod_memory = parts.pod_memory
     has_namespaces = started.shape != "none"
-    uid = parts.context.identity.uid
+    uid = parts.identity.uid
     is_separate_user = uid not in (None, os.geteuid())
     root_capabilities = [] if is_separate_user else warden.root_capabilities
     has_walls = has_namespaces and ROOT_CAPABILITIES.issuperset(root_capabilities)

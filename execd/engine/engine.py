@@ -69,7 +69,7 @@ class Engine:
         self.retention = parts.retention
         self.warden = parts.warden
         self.in_flight = parts.in_flight
-        self.counters = parts.context.counters
+        self.counters = parts.counters
         self.restores = parts.restores
         self._parts = parts
         self._registry = parts.registry
@@ -180,7 +180,7 @@ class Engine:
             return Obstacle("draining", "draining; use another sandbox")
         if not self.warden.up.is_set():
             return Obstacle("warden", "no warden at the moment; repeat the request")
-        if trouble := self._parts.context.default_shell.trouble:
+        if trouble := self._parts.default_shell.trouble:
             return Obstacle(
                 "shell",
                 f"commands have no shell: {trouble}; repair the file, or use another sandbox",
@@ -215,12 +215,12 @@ class Engine:
     @property
     def variables(self) -> Mapping[str, str]:
         """The variables that every program gets."""
-        return self._parts.context.environment.variables
+        return self._parts.environment.variables
 
     @property
     def owner(self) -> tuple[int, int]:
         """The uid and the gid of programs and file operations."""
-        identity = self._parts.context.identity
+        identity = self._parts.identity
         return (
             os.geteuid() if identity.uid is None else identity.uid,
             os.getegid() if identity.gid is None else identity.gid,
@@ -234,7 +234,7 @@ class Engine:
     def add_variables(self, variables: Mapping[str, str]) -> None:
         """Give every later program these variables too. Raises InvalidArgument."""
         commands.check_environment(dict(variables))
-        self._parts.context.environment.add(variables)
+        self._parts.environment.add(variables)
 
     # Parts that only some dialects use: made, and their modules imported, at the first use.
 
@@ -242,7 +242,7 @@ class Engine:
     def bash_sessions(self) -> BashSessions:
         from execd.engine.bash_sessions import BashSessions
 
-        temporary_dir = self._parts.context.temporary_dir
+        temporary_dir = self._parts.temporary_dir
         return BashSessions(
             lambda command, after: self.submit(Submission(command, after=after)).execution,
             self.tree_files,
@@ -282,7 +282,7 @@ class Engine:
         command = self._complete(submission.command)
         if self.is_draining:
             raise Unavailable("execd is shutting down; repeat the request when execd is back")
-        context = self._parts.context
+        context = self._parts
         names = self._idempotency.register(submission, is_kept=command.may_be_detached)
         runner = CommandRunner(context, self._parts.starts, names.id, submission.after)
         execution = Execution(names, command, context, self.retention, runner)

@@ -146,7 +146,7 @@ def _memory(parts: Parts, warden: Process | None, totals: Totals | None) -> Memo
 
 
 def _executions(parts: Parts) -> ExecutionStats:
-    counters = parts.context.counters
+    counters = parts.counters
     states = Counter(execution.state for execution in parts.registry.live)
     ended = dict.fromkeys(ExitReason, 0)
     for (_, reason), count in counters.executions.items():
@@ -162,7 +162,7 @@ def _executions(parts: Parts) -> ExecutionStats:
 
 
 def _sessions(parts: Parts) -> SessionStats:
-    counters, zygote = parts.context.counters, parts.sessions.zygote
+    counters, zygote = parts.counters, parts.sessions.zygote
     states = parts.sessions.count_states()
     return SessionStats(
         states={name: states[SessionState(name)] for name in get_args(SessionStateName)},
@@ -196,7 +196,7 @@ def _volume(facts: VolumeFacts | None) -> VolumeStats:
 
 
 def _traffic(parts: Parts) -> TrafficStats:
-    counters = parts.context.counters
+    counters = parts.counters
     return TrafficStats(
         received_bytes=counters.received_bytes,
         sent_bytes=counters.sent_bytes,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from execd.engine.output.log import OutputLog
 from execd.errors import ExecdError
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from execd.proc.spawn import Identity
 
 
-class EngineContext(NamedTuple):
+class EngineContext:
+    """See the module's text. ``assembly.Parts`` sets the attributes."""
+
     config: Config
     loop: asyncio.AbstractEventLoop
     """The engine's loop. ``asyncio.get_running_loop`` asks the kernel for the pid each time."""
