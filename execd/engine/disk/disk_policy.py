@@ -57,6 +57,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from execd.files.disk_usage import DiskUsage
+
 # The part of a limit that commands and uploads leave free: room for what is written between a look
 # and the end of a tree.
 RESERVE_SHARE, MAX_RESERVE_BYTES = 8, 1 << 30
@@ -84,16 +86,6 @@ class FileSystem(NamedTuple):
 
     used_bytes: int
     size_bytes: int
-
-
-class Walked(NamedTuple):
-    """The result of a walk."""
-
-    used_bytes: int
-    n_unreadable: int
-    """Directories and entries that the walk could not read."""
-    busy_seconds: float
-    """The time that the walk worked."""
 
 
 class NextLook(NamedTuple):
@@ -225,7 +217,7 @@ class DiskPolicy:
         hidden = self.estimated_bytes + self._fallen >= self._worth_bytes
         return since >= (HIDDEN_SECONDS if hidden else REGULAR_SECONDS)
 
-    def record_walk(self, now: float, before: FileSystem, walked: Walked) -> None:
+    def record_walk(self, now: float, before: FileSystem, walked: DiskUsage) -> None:
         """Take note of a walk between the look ``before`` and the last look; perhaps set
         ``is_over``."""
         used = walked.used_bytes

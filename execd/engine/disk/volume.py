@@ -11,7 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from execd.engine.disk.disk_policy import DiskPolicy, FileSystem, NextLook, Walked
+from execd.engine.disk.disk_policy import DiskPolicy, FileSystem, NextLook
 from execd.errors import NoSpace
 from execd.files import disk_usage
 
@@ -84,10 +84,9 @@ class Volume:
     def _walk(self, stop: Callable[[], bool]) -> None:
         before = self._read()
         if self.policy.is_own(before):
-            walked = Walked(before.used_bytes, 0, 0.0)
+            walked = disk_usage.DiskUsage(before.used_bytes, 0, 0, 0.0)
         else:
-            usage = disk_usage.count(self.path, rest_seconds=REST_SECONDS, stop=stop)
-            walked = Walked(usage.used_bytes, usage.n_unreadable, usage.busy_seconds)
+            walked = disk_usage.count(self.path, rest_seconds=REST_SECONDS, stop=stop)
         if stop():
             return
         after = self._read()
