@@ -55,11 +55,7 @@ def capabilities(parts: Parts) -> dict[str, Any]:
 
 
 def _volume_facts(parts: Parts, setting: str) -> dict[str, Any]:
-    found = [volume.facts() for volume in parts.disk_guard.volumes if volume.setting == setting]
-    facts = found[0] if found else None
-    return {
-        "guarded": facts is not None,
-        "limit_bytes": facts and facts.limit_bytes,
-        "reserve_bytes": facts and facts.reserve_bytes,
-        "used_bytes": facts and facts.used_bytes,
-    }
+    for volume in parts.volumes:
+        if volume.setting == setting:
+            return {"guarded": True, **volume.facts()}
+    return {"guarded": False, "limit_bytes": None, "reserve_bytes": None, "used_bytes": None}

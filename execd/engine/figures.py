@@ -32,8 +32,9 @@ from execd.proc.memory_meter import open_meter
 from execd.proc.process_tree import read_process
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from execd.engine.assembly import Parts
-    from execd.engine.disk.volume import VolumeFacts
     from execd.proc.process_tree import Process
     from execd.proc.totals_file import Totals
 
@@ -177,22 +178,19 @@ def _sessions(parts: Parts) -> SessionStats:
 
 def _disk(parts: Parts) -> DiskStats:
     store = parts.store
-    facts = {volume.setting: volume.facts() for volume in parts.disk_guard.volumes}
-
+    found = {volume.setting: volume.facts() for volume in parts.volumes}
     return DiskStats(
         log_bytes=store.used_bytes,
         log_limit_bytes=store.max_bytes,
         journal_bytes=store.journal.size_bytes,
         journal_failing=store.has_failed,
-        base_dir=_volume(facts.get("base_dir_bytes")),
-        tmp_dir=_volume(facts.get("tmp_dir_bytes")),
+        base_dir=_volume(found.get("base_dir_bytes", {})),
+        tmp_dir=_volume(found.get("tmp_dir_bytes", {})),
     )
 
 
-def _volume(facts: VolumeFacts | None) -> VolumeStats:
-    if facts is None:
-        return VolumeStats(used_bytes=None, limit_bytes=None)
-    return VolumeStats(used_bytes=facts.used_bytes, limit_bytes=facts.limit_bytes)
+def _volume(facts: Mapping[str, int | None]) -> VolumeStats:
+    return VolumeStats(used_bytes=facts.get("used_bytes"), limit_bytes=facts.get("limit_bytes"))
 
 
 def _traffic(parts: Parts) -> TrafficStats:

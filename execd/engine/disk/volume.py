@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from execd.engine.disk.disk_policy import DiskPolicy, FileSystem, NextLook
 from execd.errors import NoSpace
@@ -30,13 +30,6 @@ FRESH_SECONDS = 1.0
 UPLOAD_WALK_SECONDS = 5.0
 
 
-class VolumeFacts(NamedTuple):
-    limit_bytes: int
-    reserve_bytes: int
-    used_bytes: int | None
-    """As estimated; None before the first walk."""
-
-
 class Volume:
     """A directory that may hold ``limit_bytes``. Implements ``files.room.Room``."""
 
@@ -55,14 +48,15 @@ class Volume:
         """Cut walks short."""
         self._is_closed.set()
 
-    def facts(self) -> VolumeFacts:
+    def facts(self) -> dict[str, int | None]:
+        """Of the limit, the reserve, and the bytes as estimated: None before the first walk."""
         with self._lock:
             policy = self.policy
-            return VolumeFacts(
-                policy.limit_bytes,
-                policy.limit_bytes - policy.threshold_bytes,
-                policy.estimated_bytes if policy.is_known else None,
-            )
+            return {
+                "limit_bytes": policy.limit_bytes,
+                "reserve_bytes": policy.limit_bytes - policy.threshold_bytes,
+                "used_bytes": policy.estimated_bytes if policy.is_known else None,
+            }
 
     def look(self) -> NextLook:
         """Read the file system. Raises OSError."""
@@ -124,10 +118,11 @@ class Volume:
         except OSError:
             return  # the write itself tells what is wrong with the directory
         if not self._take(n_bytes):
-            held, limit = self.facts().used_bytes or 0, self.policy.limit_bytes
+            held, limit = self.facts()["used_bytes"] or 0, self.policy.limit_bytes
+            reserve = limit - self.policy.threshold_bytes
             raise NoSpace(
                 f"{self.path!r} holds {held >> 20:,} MiB of the allowed {limit >> 20:,} MiB, and "
-                f"execd keeps {self.facts().reserve_bytes >> 20:,} MiB of them free"
+                f"execd keeps {reserve >> 20:,} MiB of them free"
             )
 
     def _take(self, n_bytes: int) -> bool:

@@ -88,7 +88,6 @@ class Zygote:
         self._is_decided = asyncio.Event()
         """Set: a zygote is ready, or the interpreter is refused."""
         self._process: ZygoteProcess | None = None
-        self._is_up = asyncio.Event()
         self._keeping: asyncio.Task[None] | None = None
         self._filling: asyncio.Task[None] | None = None
         self._pool: list[SessionWorker] = []
@@ -108,7 +107,7 @@ class Zygote:
     @property
     def is_up(self) -> bool:
         """Whether a zygote is ready to fork."""
-        return self._is_up.is_set()
+        return self._process is not None
 
     @property
     def n_pooled(self) -> int:
@@ -277,14 +276,12 @@ class Zygote:
                     )
                     assert self._process is None, "two zygotes"
                     self._process = process
-                    self._is_up.set()
                     self._is_decided.set()
                     self._pool_wanted.set()
                     await process.lost.wait()
                     self.trouble = "it has just ended, and another one is starting"
                     self.restarts += 1
             finally:
-                self._is_up.clear()
                 self._process = None
                 if self.refusal is None:
                     self._is_decided.clear()
@@ -308,7 +305,6 @@ class Zygote:
         while True:
             await self._pool_wanted.wait()
             self._pool_wanted.clear()
-            await self._is_up.wait()
             try:
                 await self._fill_pool_once()
             except Exception:
