@@ -36,7 +36,7 @@ from execd.allocator import give_back_memory, limit_arenas
 from execd.config import EXIT_USAGE
 from execd.engine.assembly import CONNECTIONS_SHARE, CannotStart
 from execd.engine.engine import Engine
-from execd.engine.executions.command_run import parse_identity
+from execd.engine.executions.command import parse_identity
 from execd.engine.files.service import make_base_dir
 from execd.engine.store.state_dir import StateDirError
 from execd.errors import ExecdError

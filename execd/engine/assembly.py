@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from execd.allocator import MemoryReturn
 from execd.engine.disk.disk_guard import DiskGuard
 from execd.engine.disk.volume import Volume, Volumes
-from execd.engine.executions.command_run import parse_identity
+from execd.engine.executions.command import parse_identity
 from execd.engine.executions.context import EngineContext
 from execd.engine.executions.direct_exec import DefaultShell, DirectExec
 from execd.engine.executions.environment import (
@@ -32,9 +32,8 @@ from execd.engine.executions.retention import Retention
 from execd.engine.executions.starts import Starts
 from execd.engine.executions.submission import Idempotency
 from execd.engine.files.service import Files, choose_temporary_dir
-from execd.engine.housekeeping import Housekeeper
+from execd.engine.housekeeping import Housekeeper, MemoryNotes
 from execd.engine.in_flight import InFlight
-from execd.engine.memory_notes import MemoryNotes
 from execd.engine.metrics.counters import Counters
 from execd.engine.output.held_pipes import HeldPipes
 from execd.engine.restores import Restores, SpecEnvironment

@@ -1,4 +1,6 @@
-"""The figures of the daemon, read from the parts of the engine and from the kernel.
+"""What the daemon says of itself: the figures of the moment, read from the parts of the engine and
+from the kernel; and what the engine found on this kernel, and the protections that hold because of
+that: the body of GET /v1/capabilities. Add a field of capabilities here.
 
 Nothing is read between two calls, so the figures cost an idle daemon nothing. A call reads the
 warden's totals and a few files of /proc, none of which waits for a disk or for the warden.
@@ -10,7 +12,7 @@ import contextlib
 import os
 import resource
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from execd import __version__
 from execd.engine.metrics.stats import (
@@ -30,6 +32,7 @@ from execd.model import ExitReason, State
 from execd.proc import kernel_traits
 from execd.proc.memory_meter import open_meter
 from execd.proc.process_tree import read_process
+from execd.proc.root_capabilities import ROOT_CAPABILITIES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -91,6 +94,55 @@ def read_machine(base_dir: str) -> MachineFigures:
         disk_bytes=disk.f_blocks * disk.f_frsize,
         disk_free_bytes=disk.f_bfree * disk.f_frsize,
     )
+
+
+def capabilities(parts: Parts) -> dict[str, Any]:
+    """Return the capabilities as they are now, JSON-ready."""
+    warden, started = parts.warden, parts.warden.started
+    assert started is not None, "asked for after the warden's start"
+    pod_memory = parts.pod_memory
+    has_namespaces = started.shape != "none"
+    uid = parts.identity.uid
+    is_separate_user = uid not in (None, os.geteuid())
+    root_capabilities = [] if is_separate_user else warden.root_capabilities
+    has_walls = has_namespaces and ROOT_CAPABILITIES.issuperset(root_capabilities)
+    return {
+        "instance": {"id": parts.restores.instance_id, "restores": parts.restores.count},
+        "namespaces": has_namespaces,
+        "namespace_shape": started.shape,
+        "namespaces_refused": started.refusal,
+        "uid": os.geteuid(),
+        "run_as_uid": uid,
+        "root_capabilities": root_capabilities,
+        "warden_restarts": warden.restarts,
+        "warden_missed_pings": warden.missed_pings,
+        "sessions": parts.sessions.facts(),
+        "pod_memory": {
+            "guarded": pod_memory.is_guarded,
+            "source": pod_memory.source,
+            "size_bytes": pod_memory.size_bytes or None,
+            "reserve_bytes": pod_memory.reserve_bytes or None,
+        },
+        "disk": {
+            "base_dir": _volume_facts(parts, "base_dir_bytes"),
+            "tmp_dir": _volume_facts(parts, "tmp_dir_bytes"),
+        },
+        "commands": parts.starts.facts(),
+        "protections": {
+            "daemon_invisible": has_walls,
+            "daemon_unkillable": has_walls or is_separate_user,
+            "daemon_environment_unreadable": has_walls or is_separate_user,
+            "state_dir_unreadable": has_walls or is_separate_user,
+            "nothing_survives_the_warden": has_namespaces,
+        },
+    }
+
+
+def _volume_facts(parts: Parts, setting: str) -> dict[str, Any]:
+    for volume in parts.volumes:
+        if volume.setting == setting:
+            return {"guarded": True, **volume.facts()}
+    return {"guarded": False, "limit_bytes": None, "reserve_bytes": None, "used_bytes": None}
 
 
 def read_stats(parts: Parts, *, uptime_seconds: float, is_ready: bool) -> Stats:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from execd.engine.executions import exit_status
-from execd.engine.executions.command import is_argv
+from execd.engine.executions.command import is_argv, parse_identity
 from execd.engine.executions.environment import keep_path_at_login, marker_entry
 from execd.engine.executions.execution import KILL_ANSWER_SECONDS
 from execd.engine.executions.state import ExecutionPhase
@@ -29,7 +29,6 @@ from execd.proc.client import SpawnError, WardenLost
 from execd.proc.messages import Exited, Spawn
 from execd.proc.program_block import pack
 from execd.proc.rlimits import rlimits
-from execd.proc.spawn import KEEP_IDENTITY, Identity
 
 if TYPE_CHECKING:
     from execd.engine.executions.context import EngineContext
@@ -430,12 +429,3 @@ def decide(
         killed=n_killed,
         survivors=survivors,
     )
-
-
-def parse_identity(user: str | None) -> Identity:
-    """Parse UID or UID:GID; None is the daemon's own identity. The program gets no supplementary
-    groups: the daemon's groups are not the program's."""
-    if user is None:
-        return KEEP_IDENTITY
-    uid, _, gid = user.partition(":")
-    return Identity(int(uid), int(gid or uid), ())

@@ -323,8 +323,7 @@ async def test_a_wait_in_the_queue_is_longer_by_the_time_that_the_sandbox_was_fr
                 waiting.postpone(frozen_seconds.pop())
             return False
 
-        context = waiting._context._replace(look_for_restore=look_for_restore)
-        monkeypatch.setattr(waiting, "_context", context)
+        monkeypatch.setattr(waiting._context, "look_for_restore", look_for_restore)
         begun = time.monotonic()
         with pytest.raises(ResourceExhausted):
             await waiting.wait()
