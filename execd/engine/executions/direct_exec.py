@@ -169,9 +169,11 @@ class DirectExec:
 
     def _recognize_shell(self) -> bool:
         """Whether the shell is known. Root in the sandbox may replace the shell at any time."""
-        file = file_identity(self._shell)
-        if file is None:
+        try:
+            found = os.stat(self._shell)
+        except OSError:
             return False
+        file = (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
         if file != self._shell_file:
             self._layouts.clear()
             self._seen.clear()
@@ -293,7 +295,7 @@ class DefaultShell:
     def note_failure(self, program: str, error: SpawnError) -> None:
         """``program`` could not be executed."""
         if program == SHELL[0] and error.error in UNFIT_ERRORS:
-            self._failure, self._failed_file = str(error), file_identity(program)
+            self._failure, self._failed_file = str(error), _identity(program)
 
     @property
     def trouble(self) -> str:
@@ -301,10 +303,10 @@ class DefaultShell:
         shell = SHELL[0]
         if not os.access(shell, os.X_OK):
             return f"{shell} is missing or not executable"
-        return self._failure if self._failure and self._failed_file == file_identity(shell) else ""
+        return self._failure if self._failure and self._failed_file == _identity(shell) else ""
 
 
-def file_identity(path: str) -> tuple[int, ...] | None:
+def _identity(path: str) -> tuple[int, ...] | None:
     try:
         found = os.stat(path)
     except OSError:
