@@ -24,10 +24,11 @@
 #   make audit         known vulnerabilities of the packages in the image; asks pypi.org, so no
 #                      part of CI
 #   make reference     write the generated sections of docs/, and llms.txt, anew
-#   make docs          the site of docs/ in build/docs: HTML, and each page as Markdown
+#   make docs          the site of docs/ in build/docs: HTML with the plots of the published figures,
+#                      and each page as Markdown
 #   make bench         execd beside FastAPI and peers: latency, throughput, CPU, memory, wake-ups
-#                      (BENCH="--peers DIR --publish"; docs/benchmarks.md); two checkouts of
-#                      execd: .venv/bin/python -m benchmarks.compare OLD NEW
+#                      (BENCH="--peers DIR --publish", then make reference; docs/benchmarks.md);
+#                      two checkouts of execd: .venv/bin/python -m benchmarks.compare OLD NEW
 #   make bench-sessions  Python sessions, compared with ipykernel
 #   make clean         remove .venv and all build results
 

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from benchmarks.subjects import Subject
 
 PUBLISHED = REPOSITORY / "docs" / "benchmarks"
-PAGE = REPOSITORY / "docs" / "benchmarks.md"
 PEERS = ("sandboxd", "OpenSandbox", "E2B envd")
 
 
@@ -62,7 +61,7 @@ def arguments() -> argparse.Namespace:
     add("--gvisor", action="store_true", help="in gVisor instead of natively")
     add("--runsc", default=os.environ.get("RUNSC") or shutil.which("runsc"))
     add("--output", type=Path, default=REPOSITORY / "build" / "benchmarks")
-    add("--publish", action="store_true", help="write into docs/benchmarks.md and docs/benchmarks/")
+    add("--publish", action="store_true", help="write the JSON into docs/benchmarks")
     given = parser.parse_args()
     if given.gvisor and not given.runsc:
         parser.error("--gvisor needs runsc: on PATH, in RUNSC or by --runsc")
@@ -128,15 +127,16 @@ def main() -> None:
         run.notes,
         run.found,
     )
-    folder = PUBLISHED if given.publish else given.output
-    plotted = report.write(done, folder)
+    report.write(done, PUBLISHED if given.publish else given.output)
+    report.draw(done, given.output)
+    text = report.summary(done)
+    (given.output / f"{done.place}.md").write_text(f"{text}\n")
+    print(text)
     if given.publish:
-        text = report.section(done, plotted, folder.name)
-        PAGE.write_text(report.insert(PAGE.read_text(), done.place, text))
-    else:
-        page = folder / f"{done.place}.md"
-        page.write_text(f"# Benchmarks\n\n{report.section(done, plotted, '.')}\n")
-    print(report.section(done, {}, folder.name))
+        print(
+            "`make reference` writes the tables of README.md and docs/benchmarks.md",
+            file=sys.stderr,
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
-"""Names, units and curves of all figures, and the values found in the rounds."""
+"""Names of subjects, names, units and curves of all figures, and the values found in the rounds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+EXECD, FASTAPI, SANDBOXD = "execd", "FastAPI", "sandboxd"
+SESSIONS_OFF = "execd, sessions off"
 
 CONNECTIONS = (1, 2, 4, 8, 16, 32)
 LIVE = (0, 4, 16, 64, 250)
@@ -186,6 +189,16 @@ class Found:
 
     def subjects(self, key: str) -> list[str]:
         return list(self._values.get(key, {}))
+
+    @classmethod
+    def from_json(cls, figures: dict[str, dict[str, list[float]]]) -> Found:
+        """Of the JSON of a run; a round that a subject missed is unknown there."""
+        found = cls()
+        found._values = {
+            key: {subject: dict(enumerate(values)) for subject, values in by_subject.items()}
+            for key, by_subject in figures.items()
+        }
+        return found
 
     def to_json(self) -> dict[str, dict[str, list[float]]]:
         return {

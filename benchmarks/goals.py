@@ -5,9 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from benchmarks.figures import CROWD, MIXED_CONNECTIONS
+from benchmarks.figures import (
+    CROWD,
+    EXECD,
+    FASTAPI,
+    MIXED_CONNECTIONS,
+    SANDBOXD,
+    SESSIONS_OFF,
+)
 from benchmarks.spread import Spread, ratios, rounded, spread
-from benchmarks.subjects import EXECD, FASTAPI, SANDBOXD, SESSIONS_OFF
 
 if TYPE_CHECKING:
     from benchmarks.figures import Found

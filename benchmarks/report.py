@@ -1,4 +1,4 @@
-"""The results of a run as JSON, as plots, and as a section of docs/benchmarks.md."""
+"""The results of a run: JSON, tables of Markdown, and plots."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchmarks import figures, goals, plots
+from benchmarks.figures import Found
 from benchmarks.spread import rounded, spread
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from benchmarks.figures import Figure, Found
+    from benchmarks.figures import Figure
 
-CLIENT = (
-    "The client is `benchmarks/client.py`, one Python process with raw sockets on the same "
-    "machine; each subject is measured by its own protocol."
-)
+CLIENT_PREFIX = "benchmarks/client.py, raw sockets, "
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class Report:
             "machine": self.machine,
             "commit": self.commit,
             "date": self.date,
-            "client": f"benchmarks/client.py, raw sockets, {self.client}",
+            "client": f"{CLIENT_PREFIX}{self.client}",
             "rounds": self.rounds,
             "seconds": round(self.seconds),
             "subjects": dict(self.subjects),
@@ -51,6 +49,19 @@ class Report:
             "figures": self.found.to_json(),
         }
         return json.dumps(facts, indent=1) + "\n"
+
+    @classmethod
+    def read(cls, path: Path) -> Report:
+        """The report of a JSON file of ``write``."""
+        facts = json.loads(path.read_text())
+        return cls(
+            **{name: facts[name] for name in ("place", "machine", "commit", "date", "subjects")},
+            client=facts["client"].removeprefix(CLIENT_PREFIX),
+            rounds=facts["rounds"],
+            seconds=facts["seconds"],
+            notes=facts["not measured"],
+            found=Found.from_json(facts["figures"]),
+        )
 
 
 def table(found: Found, subjects: Sequence[str], rows: Sequence[Figure]) -> str:
@@ -94,17 +105,15 @@ def _points(found: Found, curve: figures.Curve, subject: str) -> plots.Series:
     return points
 
 
-def section(report: Report, plotted: Mapping[str, tuple[str, str]], folder: str) -> str:
-    """Markdown; ``folder`` is where the page finds the plots."""
-    where = {"native": "natively", "gvisor": "in gVisor"}[report.place]
+def summary(report: Report) -> str:
+    """Markdown: the goals and all subjects, with the ranges of the rounds."""
     builds = "; ".join(f"{name}: {software}" for name, software in report.subjects.items())
     lines = [
-        f"### Measured {where}",
+        f"# Benchmarks, {report.place}",
         "",
         f"{report.date}, commit {report.commit}, {report.machine}. {report.rounds} interleaved "
-        f"rounds in {report.seconds / 60:.0f} minutes; median (lowest to highest round). {CLIENT} "
-        f"The client's Python: {report.client}. {builds}. All values are in "
-        f"[{report.place}.json]({folder}/{report.place}.json).",
+        f"rounds in {report.seconds / 60:.0f} minutes; median (lowest to highest round). The "
+        f"client's Python: {report.client}. {builds}.",
         "",
         goals.table(report.found, in_gvisor=report.place == "gvisor"),
         "",
@@ -112,28 +121,19 @@ def section(report: Report, plotted: Mapping[str, tuple[str, str]], folder: str)
     ]
     if report.notes:
         lines += ["", "Not measured:", "", *(f"* {note}" for note in report.notes)]
-    for name, (title, _) in plotted.items():
-        lines += ["", f"![{title}]({folder}/{name})"]
     return "\n".join(lines)
 
 
-def write(report: Report, folder: Path) -> dict[str, tuple[str, str]]:
-    """Write the JSON and the plots, in place of an earlier run's. Return the plots."""
+def write(report: Report, folder: Path) -> None:
+    """Write the JSON, in place of an earlier run's."""
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob(f"{report.place}*"):
-        old.unlink()
     (folder / f"{report.place}.json").write_text(report.to_json())
+
+
+def draw(report: Report, folder: Path) -> dict[str, str]:
+    """Write the plots into the folder. Return their titles by the name of the file."""
+    folder.mkdir(parents=True, exist_ok=True)
     plotted = drawn(report)
     for name, (_, drawing) in plotted.items():
         (folder / name).write_text(drawing)
-    return plotted
-
-
-def insert(page: str, place: str, text: str) -> str:
-    """The page with this text between the markers of the place."""
-    begin, end = f"<!-- {place}: begin -->\n", f"<!-- {place}: end -->\n"
-    before, has_begin, rest = page.partition(begin)
-    _, has_end, after = rest.partition(end)
-    if not (has_begin and has_end):
-        raise ValueError(f"the page has no markers for {place!r}")
-    return f"{before}{begin}{text}\n{end}{after}"
+    return {name: title for name, (title, _) in plotted.items()}

@@ -28,6 +28,7 @@ from benchmarks import usage
 from benchmarks.client import Address, Target, get_connection
 from benchmarks.dialects import DIALECTS
 from benchmarks.environments import HERE, REPOSITORY, Python
+from benchmarks.figures import EXECD, FASTAPI, SANDBOXD, SESSIONS_OFF
 from tests.free_port import free_port
 
 if TYPE_CHECKING:
@@ -40,8 +41,6 @@ ENDS = ((signal.SIGTERM, 5.0), (signal.SIGQUIT, 5.0), (signal.SIGKILL, 30.0))
 """Signals, and the seconds that a subject has after each. A server with commands in a queue does
 not end at SIGTERM. In gVisor SIGQUIT kills the sandbox in order."""
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-EXECD, FASTAPI, SANDBOXD = "execd", "FastAPI", "sandboxd"
-SESSIONS_OFF = "execd, sessions off"
 
 
 class Unusable(Exception):

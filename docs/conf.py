@@ -11,11 +11,15 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks import report
+
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 ROOT = Path(__file__).parents[1]
 INDEX = "docs/index"
+BENCHMARKS = "docs/benchmarks"
+PLOTS = "build/plots"
 LINK = re.compile(r"^\* \[[^\]]+\]\(([^)]+)\.md\)", re.MULTILINE)
 FILE = re.compile(r"\]\(([^)\s:#]+)\)")
 COMMENT = re.compile(r"<!--.*?-->\n?", re.DOTALL)
@@ -47,6 +51,18 @@ def _add_navigation(_: Sphinx, docname: str, source: list[str]) -> None:
         source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n\n{pages}\n```\n"
 
 
+def _add_plots(_: Sphinx, docname: str, source: list[str]) -> None:
+    """Draw the plots of the published runs, and show them below the tables. The repository has no
+    plots, only the figures."""
+    if docname != BENCHMARKS:
+        return
+    for file in sorted((ROOT / "docs/benchmarks").glob("*.json")):
+        run = report.Report.read(file)
+        source[0] += f"\n## Plots: {run.place}, {run.date}\n"
+        for name, title in report.draw(run, ROOT / PLOTS).items():
+            source[0] += f"\n![{title}](/{PLOTS}/{name})\n"
+
+
 def _write_more(app: Sphinx, error: Exception | None) -> None:
     """Write each page as Markdown beside the HTML, the files that the Markdown links, llms.txt, and
     the entrance."""
@@ -72,4 +88,5 @@ def _write_more(app: Sphinx, error: Exception | None) -> None:
 
 def setup(app: Sphinx) -> None:
     app.connect("source-read", _add_navigation)
+    app.connect("source-read", _add_plots)
     app.connect("build-finished", _write_more)

@@ -3,7 +3,10 @@ words."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_type_hints
+import ast
+import inspect
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple, get_type_hints
 
 import click
 import msgspec
@@ -61,22 +64,31 @@ class SettingDescription(NamedTuple):
     """One line of Markdown."""
     default: str
     """``none`` if the setting is unset."""
-    annotation: Any
-    """The annotation without the help text."""
 
 
 def descriptions() -> dict[str, SettingDescription]:
     """Return the words of all settings, by name."""
     hints = get_type_hints(config.Config, include_extras=True)
+    meanings = _docstrings(config.Config)
     found = {}
     for field in msgspec.structs.fields(config.Config):
-        annotation, *metas = get_args(hints[field.name])
-        help_text = metas[-1]
-        assert help_text.description, f"{field.name} has no help"
-        default = (help_text.extra or {}).get("default")
+        metas = getattr(hints[field.name], "__metadata__", ())
+        default = next((meta.extra["default"] for meta in metas if meta.extra), None)
         if default is None:
             value = field.default
             default = f"{value:g}" if isinstance(value, float) else str(value)
             default = "none" if value in (None, ()) else default
-        found[field.name] = SettingDescription(help_text.description, default, annotation)
+        found[field.name] = SettingDescription(meanings[field.name], default)
     return found
+
+
+def _docstrings(cls: type) -> dict[str, str]:
+    """Return the docstring under each field of a class. Python keeps them in the source only."""
+    [tree] = ast.parse(inspect.getsource(cls)).body
+    assert isinstance(tree, ast.ClassDef)
+    return {
+        field.target.id: " ".join(text.split())
+        for field, below in pairwise(tree.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(below, ast.Expr) and isinstance(text := ast.literal_eval(below.value), str)
+    }

@@ -1,11 +1,11 @@
 """Settings: one table, the source of the command line, the environment variables, --help and the
 checks.
 
-A setting is a field of ``Config``. The field's annotation carries the rule (checked by msgspec) and
-the help text, which is also the setting's row in docs/reference/settings.md. The field's name makes
-the flag (``--log-bytes``) and the environment variable (``EXECD_LOG_BYTES``). A few variables have
-older names that people know (``ENVIRONMENT_NAMES``). A flag wins over a variable, a variable over
-the default.
+A setting is a field of ``Config``. The field's annotation is the rule (checked by msgspec). The
+docstring is the help text, which is also the setting's row in docs/reference/settings.md. The name
+makes the flag (``--log-bytes``) and the environment variable (``EXECD_LOG_BYTES``). A few variables
+have older names that people know (``ENVIRONMENT_NAMES``). A flag wins over a variable, a variable
+over the default.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, cast
 
 import msgspec
 from msgspec import Meta
@@ -34,6 +34,8 @@ ENVIRONMENT_NAMES = {
 REPEATABLE = ("dialect", "pass_env", "preload")
 """Settings that are lists: a flag for each item, or one variable with commas."""
 
+T = TypeVar("T")
+
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-fA-F]{64}$")]
 UserId = Annotated[str, Meta(pattern=r"^[0-9]{1,10}(:[0-9]{1,10})?$")]
 MAX_ID = 2**32 - 2  # the next number means "keep the id" to setresuid(2)
@@ -42,278 +44,157 @@ Positive = Meta(gt=0)
 Seconds = Meta(gt=0, le=10**9)
 
 
-def _help(text: str, *, default: str | None = None) -> Meta:
-    """Return the help text, and the default in words where the machine decides."""
-    return Meta(description=text, extra=None if default is None else {"default": default})
+def _default(text: str) -> Meta:
+    """Return the default in words, where the machine decides."""
+    return Meta(extra={"default": text})
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All settings of one daemon. Durations are seconds, sizes bytes."""
 
-    host: Annotated[str, Meta(min_length=1), _help("Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535), _help("Port to listen on; 0 takes a free port.")] = (
-        8888
-    )
-    dialect: Annotated[
-        tuple[str, ...],
-        _help(
-            "NAME=PORT: a port for clients of another dialect (repeatable): `opensandbox`, "
-            "`e2b-envd`, `e2b-code`, `sandboxd-rest`, `sandboxd-grpc`, or the name of another wing."
-        ),
-    ] = ()
-    """As given: ``dialects.choose`` joins flags, variables and older settings."""
-    base_dir: Annotated[
-        str, Meta(min_length=1), _help("Directory of the files, and working directory of commands.")
-    ] = "./workspace"
-    state_dir: Annotated[
-        str,
-        Meta(min_length=1),
-        _help("Directory of the journal and the logs of large outputs; never inside the base dir."),
-    ] = "./.execd-state"
-    timeout: Annotated[
-        float, _help("Hard limit of a command; an unusable value means 300, with a warning.")
-    ] = DEFAULT_TIMEOUT_SECONDS
-    token_sha256: Annotated[
-        Sha256 | None,
-        _help(
-            "SHA-256 (hex) of the access token; without a token anybody who reaches the "
-            "port may call."
-        ),
-    ] = None
+    host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
+    """Address to listen on."""
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8888
+    """Port to listen on; 0 takes a free port."""
+    # As given: ``dialects.choose`` joins flags, variables and older settings.
+    dialect: tuple[str, ...] = ()
+    """NAME=PORT: a port for clients of another dialect (repeatable): `opensandbox`, `e2b-envd`,
+    `e2b-code`, `sandboxd-rest`, `sandboxd-grpc`, or the name of another wing."""
+    base_dir: Annotated[str, Meta(min_length=1)] = "./workspace"
+    """Directory of the files, and working directory of commands."""
+    state_dir: Annotated[str, Meta(min_length=1)] = "./.execd-state"
+    """Directory of the journal and the logs of large outputs; never inside the base dir."""
+    timeout: float = DEFAULT_TIMEOUT_SECONDS
+    """Hard limit of a command; an unusable value means 300, with a warning."""
+    token_sha256: Sha256 | None = None
+    """SHA-256 (hex) of the access token; without a token anybody who reaches the port may call."""
     python: Annotated[
-        str | None,
-        _help(
-            "The program behind `python` and `python3` of commands.",
-            default="the first python3 on PATH outside execd's own environment",
-        ),
+        str | None, _default("the first python3 on PATH outside execd's own environment")
     ] = None
-    pass_env: Annotated[
-        tuple[str, ...],
-        _help("Variables of execd's environment for commands (a glob; repeatable)."),
-    ] = ()
-    run_as: Annotated[
-        UserId | None,
-        _help(
-            "UID[:GID] of commands and of file operations, for all callers; needs a root daemon."
-        ),
-    ] = None
-    namespaces: Annotated[
-        Literal["auto", "require", "off"],
-        _help(
-            "Namespaces for user code: `auto` falls back to a plain subreaper, `require` "
-            "refuses to start without namespaces, `off` uses none."
-        ),
-    ] = "auto"
-    on_disconnect: Annotated[
-        Literal["kill", "detach"],
-        _help("What happens to a command when its last reader goes away: `kill` or `detach`."),
-    ] = "kill"
+    """The program behind `python` and `python3` of commands."""
+    pass_env: tuple[str, ...] = ()
+    """Variables of execd's environment for commands (a glob; repeatable)."""
+    run_as: UserId | None = None
+    """UID[:GID] of commands and of file operations, for all callers; needs a root daemon."""
+    namespaces: Literal["auto", "require", "off"] = "auto"
+    """Namespaces for user code: `auto` falls back to a plain subreaper, `require` refuses to start
+    without namespaces, `off` uses none."""
+    on_disconnect: Literal["kill", "detach"] = "kill"
+    """What happens to a command when its last reader goes away: `kill` or `detach`."""
 
-    direct_exec: Annotated[
-        Literal["on", "off"],
-        _help(
-            "`on`: a command line of plain words, which needs no shell, runs without one; `off`: "
-            "every command line takes the shell."
-        ),
-    ] = "on"
-    max_running: Annotated[
-        int, Positive, _help("Commands that run at once; cells do not count.")
-    ] = 256
-    max_starting: Annotated[
-        Count | None,
-        _help(
-            "Commands in their first moments at once: until the command rests, or for half "
-            "a second.",
-            default="two a CPU",
-        ),
-    ] = None
-    max_queued: Annotated[
-        int,
-        Meta(ge=0),
-        _help(
-            "Commands that wait beyond `--max-running`; and, counted apart, cells that wait "
-            "for their session."
-        ),
-    ] = 1024
-    queue_wait_seconds: Annotated[
-        float, Seconds, _help("How long an execution waits for a place.")
-    ] = 20.0
-    timeout_grace_seconds: Annotated[
-        float, Meta(ge=0), _help("From TERM to KILL after a timeout.")
-    ] = 0.25
-    cancel_grace_seconds: Annotated[
-        float, Meta(ge=0), _help("From TERM to KILL after a cancel.")
-    ] = 2.0
-    drain_grace_seconds: Annotated[
-        float,
-        Meta(ge=0),
-        _help("How long a reply waits after the exit while other processes hold the pipes."),
-    ] = 0.25
-    shutdown_timeout: Annotated[
-        float,
-        Seconds,
-        _help(
-            "From SIGTERM to the exit of the daemon, at most. The exit code is 143 (0 after "
-            "SIGINT)."
-        ),
-    ] = 10.0
-    keep_alive_seconds: Annotated[
-        float,
-        Seconds,
-        _help("How long an idle connection stays open; routers pool theirs for 90 s."),
-    ] = 120.0
-    execute_heartbeat_seconds: Annotated[
-        float,
-        Meta(ge=0),
-        _help(
-            "Interval of space characters before the JSON of a reply that waits for the end "
-            "of a command or cell; 0: off. The image sets 10 for routers."
-        ),
-    ] = 0.0
-    stream_heartbeat_seconds: Annotated[
-        float, Meta(ge=0), _help("Interval of heartbeats on a silent stream; 0: off.")
-    ] = 5.0
-    stream_stall_seconds: Annotated[
-        float,
-        Seconds,
-        _help("How long a reader may take no bytes before execd cuts the connection."),
-    ] = 30.0
-    warden_ping_seconds: Annotated[
-        float, Seconds, _help("Interval of pings to the warden, while user code lives.")
-    ] = 2.0
-    warden_dead_seconds: Annotated[
-        float, Seconds, _help("Silence after which the daemon replaces the warden.")
-    ] = 5.0
+    direct_exec: Literal["on", "off"] = "on"
+    """`on`: a command line of plain words, which needs no shell, runs without one; `off`: every
+    command line takes the shell."""
+    max_running: Annotated[int, Positive] = 256
+    """Commands that run at once; cells do not count."""
+    max_starting: Annotated[Count | None, _default("two a CPU")] = None
+    """Commands in their first moments at once: until the command rests, or for half a second."""
+    max_queued: Annotated[int, Meta(ge=0)] = 1024
+    """Commands that wait beyond `--max-running`; and, counted apart, cells that wait for their
+    session."""
+    queue_wait_seconds: Annotated[float, Seconds] = 20.0
+    """How long an execution waits for a place."""
+    timeout_grace_seconds: Annotated[float, Meta(ge=0)] = 0.25
+    """From TERM to KILL after a timeout."""
+    cancel_grace_seconds: Annotated[float, Meta(ge=0)] = 2.0
+    """From TERM to KILL after a cancel."""
+    drain_grace_seconds: Annotated[float, Meta(ge=0)] = 0.25
+    """How long a reply waits after the exit while other processes hold the pipes."""
+    shutdown_timeout: Annotated[float, Seconds] = 10.0
+    """From SIGTERM to the exit of the daemon, at most. The exit code is 143 (0 after SIGINT)."""
+    keep_alive_seconds: Annotated[float, Seconds] = 120.0
+    """How long an idle connection stays open; routers pool theirs for 90 s."""
+    execute_heartbeat_seconds: Annotated[float, Meta(ge=0)] = 0.0
+    """Interval of space characters before the JSON of a reply that waits for the end of a command
+    or cell; 0: off. The image sets 10 for routers."""
+    stream_heartbeat_seconds: Annotated[float, Meta(ge=0)] = 5.0
+    """Interval of heartbeats on a silent stream; 0: off."""
+    stream_stall_seconds: Annotated[float, Seconds] = 30.0
+    """How long a reader may take no bytes before execd cuts the connection."""
+    warden_ping_seconds: Annotated[float, Seconds] = 2.0
+    """Interval of pings to the warden, while user code lives."""
+    warden_dead_seconds: Annotated[float, Seconds] = 5.0
+    """Silence after which the daemon replaces the warden."""
 
-    stream_memory_bytes: Annotated[
-        int, Meta(ge=4096), _help("Memory per output stream: half for the head, half for the tail.")
-    ] = 256 * 1024
-    log_bytes: Annotated[int, Meta(ge=0), _help("Output kept on disk per stream.")] = 64 * MIB
-    state_bytes: Annotated[int, Meta(ge=0), _help("Disk space of all logs together.")] = 1024 * MIB
-    reply_bytes: Annotated[
-        int,
-        Meta(ge=1024),
-        _help("Output per stream in one reply; a longer output is cut to head and tail."),
-    ] = MIB
-    max_body_bytes: Annotated[int, Positive, _help("Size of a JSON request body.")] = 16 * MIB
-    fsync: Annotated[
-        Literal["never", "uploads"],
-        _help(
-            "`uploads`: an upload is on the disk before the answer, for a base dir that "
-            "outlives the pod."
-        ),
-    ] = "never"
-    max_upload_bytes: Annotated[
-        int, Meta(ge=0), _help("Size of one uploaded file; 0: no limit.")
-    ] = 0
-    max_unpacked_bytes: Annotated[
-        int, Positive, _help("Size of the files of one uploaded archive.")
-    ] = 16384 * MIB
-    max_unpacked_entries: Annotated[
-        int, Positive, _help("Entries of one uploaded archive, or of one downloaded zip.")
-    ] = 200_000
-    retention_seconds: Annotated[
-        float,
-        Meta(ge=0),
-        _help(
-            "How long execd remembers a finished execution; while nothing runs, up to a "
-            "twelfth and at most 300 s longer."
-        ),
-    ] = 3600.0
-    keyed_retention_seconds: Annotated[
-        float,
-        Meta(ge=0),
-        _help("The same for an execution with a key or a caller's `id`, or a detached execution."),
-    ] = 86400.0
-    reattach_seconds: Annotated[
-        float,
-        Meta(ge=0),
-        _help(
-            "How long an execution with a key or a caller's `id` waits for its client to come back."
-        ),
-    ] = 30.0
-    retention_count: Annotated[
-        int,
-        Meta(ge=0),
-        _help("How many finished executions execd remembers, beside those with a key or a name."),
-    ] = 256
-    keyed_retention_count: Annotated[
-        int,
-        Meta(ge=0),
-        _help("The same for executions with a key or a caller's `id`, and detached executions."),
-    ] = 4096
-    retention_bytes: Annotated[
-        int, Meta(ge=0), _help("Memory for the output of finished executions.")
-    ] = 16 * MIB
+    stream_memory_bytes: Annotated[int, Meta(ge=4096)] = 256 * 1024
+    """Memory per output stream: half for the head, half for the tail."""
+    log_bytes: Annotated[int, Meta(ge=0)] = 64 * MIB
+    """Output kept on disk per stream."""
+    state_bytes: Annotated[int, Meta(ge=0)] = 1024 * MIB
+    """Disk space of all logs together."""
+    reply_bytes: Annotated[int, Meta(ge=1024)] = MIB
+    """Output per stream in one reply; a longer output is cut to head and tail."""
+    max_body_bytes: Annotated[int, Positive] = 16 * MIB
+    """Size of a JSON request body."""
+    fsync: Literal["never", "uploads"] = "never"
+    """`uploads`: an upload is on the disk before the answer, for a base dir that outlives the
+    pod."""
+    max_upload_bytes: Annotated[int, Meta(ge=0)] = 0
+    """Size of one uploaded file; 0: no limit."""
+    max_unpacked_bytes: Annotated[int, Positive] = 16384 * MIB
+    """Size of the files of one uploaded archive."""
+    max_unpacked_entries: Annotated[int, Positive] = 200_000
+    """Entries of one uploaded archive, or of one downloaded zip."""
+    retention_seconds: Annotated[float, Meta(ge=0)] = 3600.0
+    """How long execd remembers a finished execution; while nothing runs, up to a twelfth and at
+    most 300 s longer."""
+    keyed_retention_seconds: Annotated[float, Meta(ge=0)] = 86400.0
+    """The same for an execution with a key or a caller's `id`, or a detached execution."""
+    reattach_seconds: Annotated[float, Meta(ge=0)] = 30.0
+    """How long an execution with a key or a caller's `id` waits for its client to come back."""
+    retention_count: Annotated[int, Meta(ge=0)] = 256
+    """How many finished executions execd remembers, beside those with a key or a name."""
+    keyed_retention_count: Annotated[int, Meta(ge=0)] = 4096
+    """The same for executions with a key or a caller's `id`, and detached executions."""
+    retention_bytes: Annotated[int, Meta(ge=0)] = 16 * MIB
+    """Memory for the output of finished executions."""
 
-    cpu_seconds: Annotated[
-        Count | None, _help("CPU time of each process of a command, and of each cell.")
-    ] = None
-    address_space_bytes: Annotated[Count | None, _help("Address space of each process.")] = None
-    file_size_bytes: Annotated[Count | None, _help("Largest file a process may write.")] = None
+    cpu_seconds: Count | None = None
+    """CPU time of each process of a command, and of each cell."""
+    address_space_bytes: Count | None = None
+    """Address space of each process."""
+    file_size_bytes: Count | None = None
+    """Largest file a process may write."""
     open_files: Annotated[
-        Count | None,
-        _help(
-            "Open files of each process.",
-            default="65536, and at most three quarters of the hard limit",
-        ),
+        Count | None, _default("65536, and at most three quarters of the hard limit")
     ] = None
-    processes: Annotated[
-        int, Positive, _help("Processes and threads in the tree of one command or session.")
-    ] = 512
-    memory_bytes: Annotated[Count | None, _help("Memory of the tree of one command, sampled.")] = (
-        None
-    )
+    """Open files of each process."""
+    processes: Annotated[int, Positive] = 512
+    """Processes and threads in the tree of one command or session."""
+    memory_bytes: Count | None = None
+    """Memory of the tree of one command, sampled."""
 
-    sessions: Annotated[
-        Literal["eager", "lazy", "off"],
-        _help(
-            "Python sessions: `eager` prepares the interpreter at start, `lazy` at the "
-            "first use, `off` offers none."
-        ),
-    ] = "eager"
-    preload: Annotated[
-        tuple[str, ...], _help("Modules that sessions find imported already (repeatable).")
-    ] = ()
-    session_pool: Annotated[
-        int, Meta(ge=0, le=64), _help("Workers kept ready for new sessions, at most 64.")
-    ] = 1
-    max_sessions: Annotated[int, Positive, _help("Sessions that live at once.")] = 256
-    session_idle_seconds: Annotated[
-        float, Seconds, _help("After this time without use a session loses its state.")
-    ] = 3600.0
-    interrupt_grace_seconds: Annotated[
-        float, Meta(ge=0), _help("From SIGINT to KILL for a cell that does not stop.")
-    ] = 2.0
-    code_timeout_seconds: Annotated[
-        float, Seconds, _help("Limit of a cell on `/v1/code` without a limit in the request.")
-    ] = 30.0
+    sessions: Literal["eager", "lazy", "off"] = "eager"
+    """Python sessions: `eager` prepares the interpreter at start, `lazy` at the first use, `off`
+    offers none."""
+    preload: tuple[str, ...] = ()
+    """Modules that sessions find imported already (repeatable)."""
+    session_pool: Annotated[int, Meta(ge=0, le=64)] = 1
+    """Workers kept ready for new sessions, at most 64."""
+    max_sessions: Annotated[int, Positive] = 256
+    """Sessions that live at once."""
+    session_idle_seconds: Annotated[float, Seconds] = 3600.0
+    """After this time without use a session loses its state."""
+    interrupt_grace_seconds: Annotated[float, Meta(ge=0)] = 2.0
+    """From SIGINT to KILL for a cell that does not stop."""
+    code_timeout_seconds: Annotated[float, Seconds] = 30.0
+    """Limit of a cell on `/v1/code` without a limit in the request."""
 
     pod_memory_bytes: Annotated[
         Annotated[int, Meta(ge=0)] | None,
-        _help(
-            "The pod's memory limit (Downward API); 0 switches the guard off.",
-            default="the smallest limit of the memory cgroups, else the machine's memory",
-        ),
+        _default("the smallest limit of the memory cgroups, else the machine's memory"),
     ] = None
-    base_dir_bytes: Annotated[
-        int,
-        Meta(ge=0),
-        _help("What the base dir may hold, the `sizeLimit` of its emptyDir; 0: no guard."),
-    ] = 0
-    tmp_dir_bytes: Annotated[
-        int,
-        Meta(ge=0),
-        _help("What `/tmp` may hold, the `sizeLimit` of its emptyDir; 0: no guard."),
-    ] = 0
+    """The pod's memory limit (Downward API); 0 switches the guard off."""
+    base_dir_bytes: Annotated[int, Meta(ge=0)] = 0
+    """What the base dir may hold, the `sizeLimit` of its emptyDir; 0: no guard."""
+    tmp_dir_bytes: Annotated[int, Meta(ge=0)] = 0
+    """What `/tmp` may hold, the `sizeLimit` of its emptyDir; 0: no guard."""
     pod_cpus: Annotated[
-        Annotated[float, Positive] | None,
-        _help("The pod's CPU limit (Downward API).", default="the smallest quota of the cgroups"),
+        Annotated[float, Positive] | None, _default("the smallest quota of the cgroups")
     ] = None
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"],
-        _help("Least severe log line: debug, info, warning or error."),
-    ] = "info"
+    """The pod's CPU limit (Downward API)."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe log line: debug, info, warning or error."""
 
 
 EXIT_USAGE = 2
@@ -341,12 +222,7 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
             values[name] = split_items(values[name])
     if "timeout" in values:
         values["timeout"] = _usable_timeout(values["timeout"], sources["timeout"])
-    try:
-        config = msgspec.convert(values, Config, strict=False)
-    except msgspec.ValidationError as error:
-        text, _, where = str(error).rpartition(" - at `$.")
-        name = where.rstrip("`").partition("[")[0]
-        raise ConfigError(f"{sources.get(name, name)}: {text}") from None
+    config = convert(values, Config, sources)
     _check_rules(config, sources)
     # Absolute, but links are not resolved: absolute paths under `/app` keep working if `/app` is a
     # link.
@@ -355,6 +231,17 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
         base_dir=os.path.abspath(config.base_dir),
         state_dir=os.path.abspath(config.state_dir),
     )
+
+
+def convert(values: Mapping[str, object], kind: type[T], sources: Mapping[str, str]) -> T:
+    """Return the struct of the values, checked by the annotations. ``sources``: where each value is
+    from. Raises ConfigError."""
+    try:
+        return msgspec.convert(values, kind, strict=False)
+    except msgspec.ValidationError as error:
+        text, _, where = str(error).rpartition(" - at `$.")
+        name = where.rstrip("`").partition("[")[0]
+        raise ConfigError(f"{sources.get(name, name)}: {text}") from None
 
 
 def split_items(value: object) -> list[str]:

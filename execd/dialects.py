@@ -1,4 +1,4 @@
-"""The dialects beyond port 8888: which were asked for, with which settings.
+"""The dialects beyond port 8888: reads which dialects the settings ask for, and loads these.
 
 A *wing* is a distribution with dialects. Its entry points of the group ``execd.dialects`` name a
 module for each dialect (``DialectModule``), which imports the wing's other modules in ``open``
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import msgspec
 
-from execd.config import ConfigError, flag, given, split_items
+from execd.config import ConfigError, convert, flag, given, split_items
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -222,9 +222,5 @@ def _read_settings(
         for field, variable in names.items()
         if variables.get(variable, "").strip()
     }
-    try:
-        return msgspec.convert(values, module.Settings, strict=False)
-    except msgspec.ValidationError as error:
-        text, _, where = str(error).rpartition(" - at `$.")
-        variable = names.get(where.rstrip("`"), where)
-        raise ConfigError(f"{sources.get(variable, variable)}: {text}") from None
+    given_as = {field: sources.get(variable, variable) for field, variable in names.items()}
+    return convert(values, module.Settings, given_as)

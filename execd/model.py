@@ -102,18 +102,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 COLUMNS, ROWS = 80, 24
 """The size of a terminal whose size nobody knows. A real terminal without a size says 0 by 0."""
-TerminalColumns = Annotated[
-    int,
-    msgspec.Meta(
-        ge=0, le=65535, description=f"Width of the terminal, in characters; 0 stands for {COLUMNS}."
-    ),
-]
-TerminalRows = Annotated[
-    int,
-    msgspec.Meta(
-        ge=0, le=65535, description=f"Height of the terminal, in characters; 0 stands for {ROWS}."
-    ),
-]
+TerminalColumns = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+"""Width of the terminal, in characters; 0 stands for 80."""
+TerminalRows = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+"""Height of the terminal, in characters; 0 stands for 24."""
 
 
 class TerminalSize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -291,9 +283,6 @@ class Truncation(msgspec.Struct, frozen=True, kw_only=True):
 NOT_FOUND_EXIT_CODE, NOT_EXECUTABLE_EXIT_CODE, NO_EXIT_CODE = 127, 126, 125
 """Exit codes for a program without a code of its own, as env(1) and timeout(1) use them."""
 SIGNAL_EXIT_CODE = 128  # as shells do: the signal's number is added
-
-
-TIMEOUTS = (ExitReason.TIMEOUT, ExitReason.NO_OUTPUT_TIMEOUT)
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,8 +1,16 @@
-"""The promises of docs/behaviour.md, and the names of their tests."""
+"""The promises of docs/behaviour.md and its pages, and the names of their tests."""
 
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def has_promises(page: Path) -> bool:
+    return page.name == "behaviour.md" or page.parent.name == "behaviour"
 
 
 def promises(page: str) -> list[str]:

@@ -4,14 +4,14 @@ import importlib.metadata
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, get_origin
+from typing import TYPE_CHECKING, get_origin, get_type_hints
 
 import msgspec
 import pytest
 
 from execd import __version__, config
 from execd.cli import flag_words
-from execd.command_line import descriptions, make_group
+from execd.command_line import make_group
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -133,7 +133,7 @@ def test_usual_words_need_no_click() -> None:
 
 def test_settings_that_are_lists_are_repeatable() -> None:
     lists = {
-        name for name, setting in descriptions().items() if get_origin(setting.annotation) is tuple
+        name for name, kind in get_type_hints(config.Config).items() if get_origin(kind) is tuple
     }
     assert lists == set(config.REPEATABLE)
 

@@ -19,7 +19,7 @@ from execd.kernel import mime_bundles
 from execd.model import ExitReason, Limits
 from execd.proc.kernel_traits import KernelTraits
 from tests.conformance.test_notions import NOTIONS
-from tests.promises import name_of_test, promises
+from tests.promises import has_promises, name_of_test, promises
 
 ROOT = Path(__file__).parent.parent
 TEST_NAMES = {
@@ -41,7 +41,8 @@ def _name(page: Path) -> str:
 
 
 def test_each_promise_is_the_name_of_a_test() -> None:
-    found = promises((ROOT / "docs/behaviour.md").read_text())
+    pages = [page for page in PAGES if has_promises(page)]
+    found = [promise for page in pages for promise in promises(page.read_text())]
     assert len(found) > 500
     assert [promise for promise in found if name_of_test(promise) not in TEST_NAMES] == []
 
@@ -53,23 +54,33 @@ def test_the_page_about_gvisor_has_each_probe_and_each_trait() -> None:
     assert set(KernelTraits._fields) <= facts
 
 
-def _attacks() -> list[list[str]]:
-    """The cells of each row of the threat model's tables of attacks."""
-    text = (
-        (ROOT / "docs" / "threat-model.md")
-        .read_text()
-        .partition("\n## Attacks\n")[2]
-        .partition("\n##")[0]
-    )
-    rows = [line for line in text.splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[1:]]
+ATTACK = re.compile(
+    r"^## (?P<title>.+)\n\n\* \*\*Attack:\*\* (?P<attack>[^*]+)\* \*\*Shapes:\*\* (?P<shapes>[^*]+)"
+    r"\* \*\*What holds:\*\* (?P<holds>[^*]+)\* \*\*Test:\*\* (?P<proof>[^*#]+)",
+    re.MULTILINE,
+)
 
 
-@pytest.mark.parametrize("row", _attacks(), ids=lambda row: row[0][:60])
-def test_attack_has_a_test_or_is_said_not_to_be_defended(row: list[str]) -> None:
-    attack, _shapes, _holds, proof = row
-    names = re.findall(r"`(test_\w+)`", proof)
-    assert names or proof.startswith("not "), attack
+def _attacks() -> list[re.Match[str]]:
+    """The attacks of the pages of the threat model."""
+    pages = sorted((ROOT / "docs" / "attacks").glob("*.md"))
+    return [attack for page in pages for attack in ATTACK.finditer(page.read_text())]
+
+
+def test_each_heading_of_an_attack_has_the_attack_the_shapes_what_holds_and_the_test() -> None:
+    headings = [
+        heading
+        for page in sorted((ROOT / "docs" / "attacks").glob("*.md"))
+        for heading in re.findall(r"^## (.+)$", page.read_text(), re.MULTILINE)
+    ]
+    assert [attack["title"] for attack in _attacks()] == headings
+    assert len(headings) > 80
+
+
+@pytest.mark.parametrize("attack", _attacks(), ids=lambda attack: attack["title"])
+def test_attack_has_a_test_or_is_said_not_to_be_defended(attack: re.Match[str]) -> None:
+    names = re.findall(r"`(test_\w+)`", attack["proof"])
+    assert names or attack["proof"].startswith("Not "), attack["title"]
     assert set(names) <= TEST_NAMES
 
 
@@ -133,8 +144,12 @@ def _modules() -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("folder", sorted(_modules()))
 def test_architecture_describes_the_modules_of_a_folder(folder: str) -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    section = page.partition(f"\n## {folder}/\n")[2].partition("\n## ")[0]
+    pages = [ROOT / "docs/architecture.md", *sorted((ROOT / "docs/architecture").glob("*.md"))]
+    [section] = [
+        text.partition(f"\n## {folder}/\n")[2].partition("\n## ")[0]
+        for text in (page.read_text() for page in pages)
+        if f"\n## {folder}/\n" in text
+    ]
     assert set(re.findall(r"^\| `(\w+\.py)` \|", section, re.MULTILINE)) == _modules()[folder]
 
 
@@ -261,6 +276,17 @@ def test_link_without_a_target_is_found() -> None:
     assert _links(page)
     for target in ("docs/no-such-page.md", "#no-such-heading", "docs/guide.md#no-such-heading"):
         assert not _has_target(page, target)
+
+
+GENERATED = {"routes.md", "objects.md"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_page_has_at_most_600_lines_and_no_row_over_300_characters(page: Path) -> None:
+    if page.name not in GENERATED:
+        lines = page.read_text().splitlines()
+        assert len(lines) <= 600
+        assert [line for line in lines if line.startswith("|") and len(line) > 300] == []
 
 
 def _anchor(heading: str) -> str:

@@ -26,7 +26,7 @@ MAY_IMPORT = {wire_api.__name__, engine_api.__name__}
 WIRE = """
 Access BYTES CHUNK_BYTES ConnectionLimits ENGINE ErrorRenderers FACTS FILE_HEADERS FORM GATE
 HttpService INSTANCE_HEADER PATH PIECES_BYTES PortContext PortServer Route SocketViewer
-StallDetector TOKEN_HEADERS TOKEN_SUBPROTOCOL TokenGate Turn V1_HTTP_STATUS WireEvent
+TOKEN_HEADERS TOKEN_SUBPROTOCOL TokenGate Turn V1_HTTP_STATUS WireEvent
 abort_when_stalled body_chunks cancel_and_wait code_of_http form_events json_reply lease_of
 make_http_port multipart note_started origin_of parse_json presented_tokens query_of raw_path_of
 read_body replace_surrogates request_id send_events send_file send_stream signal_number
@@ -35,7 +35,7 @@ trace_environment trace_id unacknowledged_bytes upload_chunks
 ENGINE = """
 BashSession CellOptions Change Command Config Conflict DescribedEntry Description DialectName
 DisplayEvent DisplayMessage Dropped Engine ErrorCode Excerpt ExecdError Execution ExitReason
-ExitedEvent FREE_BYTES FileKind Heartbeat Internal InvalidArgument Lease MAX_ID
+ExitedEvent FileKind Heartbeat Internal InvalidArgument Lease MAX_ID
 MAX_SESSION_VARIABLES Match NOT_EXECUTABLE_EXIT_CODE NOT_FOUND_EXIT_CODE NamedTerminal News NoSpace
 NotFound NotSupported OpenedFile Origin Output PayloadTooLarge PermissionDenied Program
 ProgramStarted RangeNotSatisfiable ReadOnly Replacement RequestTimeout ResourceExhausted Restore

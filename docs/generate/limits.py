@@ -80,37 +80,31 @@ PROGRAM = (
         "CPU time of a cell",
         "{flag cpu_seconds}, the session's {field limits.cpu_seconds}",
         "{cpu_seconds}",
-        "as at the run time limit of a cell; {reason cpu_limit}. Another process of the session "
-        "gets KILL when the whole life of the process has used this time (sampled about every "
-        "second), and the running cell ends with {reason cpu_limit} if the process began during "
-        "the cell (or up to 20 ms earlier: the kernel keeps the start in ticks of 10 ms). A "
-        "process that an earlier cell left, or the child of such a process, gets KILL alone, and "
-        "the running cell goes on",
+        "as at the run time limit of a cell; {reason cpu_limit}. "
+        "[Other processes of the session](#cpu-time-in-a-session) get KILL",
     ),
     Limit(
         "memory of the tree",
         "{flag memory_bytes}, {field limits.memory_bytes}",
         "{memory_bytes}",
-        "KILL to the tree, {reason memory_limit} (sampled, an upper bound). A program that is "
-        "over the limit for less than the pause between two samples (10 ms and more) and ends by "
-        "itself is {reason exited}: a judge compares `usage.max_rss_bytes`, the kernel's peak, "
-        "with its limit",
+        "KILL to the tree, {reason memory_limit} (sampled, an upper bound; "
+        "[shorter peaks](#memory-for-less-than-a-sample))",
     ),
     Limit(
         "memory of the pod",
         "{flag pod_memory_bytes}; 0: no guard",
         "{pod_memory_bytes}, with a warning",
-        "the largest tree gets KILL, {reason memory_limit}, before the reserve is gone. The "
-        "reserve is 10 %, at least {execd.proc.pod_memory.MIN_RESERVE_BYTES}, at most a quarter "
-        "of the pod; of a machine at most {execd.proc.pod_memory.MAX_MACHINE_RESERVE_BYTES}",
+        "the largest tree gets KILL, {reason memory_limit}, before the reserve is gone: 10 %, "
+        "from {execd.proc.pod_memory.MIN_RESERVE_BYTES} to a quarter of the pod; of a machine "
+        "at most {execd.proc.pod_memory.MAX_MACHINE_RESERVE_BYTES}",
     ),
     Limit(
         "bytes in the base dir, in `/tmp`",
         "{flag base_dir_bytes}, {flag tmp_dir_bytes}; 0: no guard",
         "none; in the manifest the `sizeLimit` of the volume",
-        "the tree that writes gets KILL, {reason disk_limit}, when less than an eighth of the "
-        "limit is left, at most {execd.engine.disk.disk_policy.MAX_RESERVE_BYTES}; uploads, copies "
-        "and archives are {status NO_SPACE} from there on",
+        "the tree that writes gets KILL, {reason disk_limit}, when an eighth of the limit is left, "
+        "at most {execd.engine.disk.disk_policy.MAX_RESERVE_BYTES}; uploads, copies and archives "
+        "are {status NO_SPACE} then",
     ),
     Limit(
         "size of a file",

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from docs.generate import limits, routes, tables
+from docs.generate import benchmarks, limits, routes, tables
 from docs.generate.llms import llms_txt
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ SECTIONS: dict[str, Callable[..., str]] = {
     "limits": limits.limits,
     "log-fields": tables.log_fields,
     "metrics": tables.metrics,
+    "figures-of-readme": benchmarks.readme,
+    "figures": benchmarks.published,
 }
 """The functions that make the sections, by the word in the mark. The rest of the mark are the
 arguments."""
@@ -43,7 +45,8 @@ SECTION = re.compile(
 
 def pages() -> list[Path]:
     """Return the pages that have sections."""
-    return [path for path in sorted(DOCS.rglob("*.md")) if SECTION.search(path.read_text())]
+    every = [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))]
+    return [path for path in every if SECTION.search(path.read_text())]
 
 
 def generated_files() -> dict[Path, str]:

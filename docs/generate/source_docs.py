@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import inspect
 import pkgutil
 import textwrap
@@ -20,10 +21,24 @@ if TYPE_CHECKING:
 
 def field_docs(cls: type) -> dict[str, str]:
     """Return the docstring under each field of ``cls``, in the order of the source. A field without
-    a docstring has an empty text."""
+    a docstring has the docstring of the constant that is its annotation, or an empty text."""
     found = {}
     for name, docstring in _docstrings(_class_body(cls)).items():
-        [found[name]] = paragraphs(docstring)
+        alias = str(cls.__annotations__.get(name, ""))
+        [found[name]] = paragraphs(docstring or _constant_docs(cls.__module__).get(alias, ""))
+    return found
+
+
+@functools.cache
+def _constant_docs(module: str) -> dict[str, str]:
+    """Return the docstrings under the constants of a module, and under those that the module
+    imports from modules of execd."""
+    body = ast.parse(inspect.getsource(importlib.import_module(module))).body
+    found = _docstrings(body)
+    for node in body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("execd."):
+            docs = _constant_docs(str(node.module))
+            found |= {each.name: docs[each.name] for each in node.names if each.name in docs}
     return found
 
 

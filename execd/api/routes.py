@@ -9,6 +9,7 @@ from execd.api.probes import probes
 from execd.api.python_runtime import handlers
 from execd.api.v1 import (
     archives,
+    attach,
     execution_control,
     executions,
     file_operations,
@@ -32,7 +33,7 @@ def routes() -> tuple[Route, ...]:
     """Return all rows, in the order of the router."""
     modules = (
         *(probes, viewer, handlers),
-        *(executions, execution_control, sessions),
+        *(executions, execution_control, attach, sessions),
         *(files, file_operations, archives, watch, restored),
     )
     return tuple(route for module in modules for route in module.ROUTES)

@@ -48,7 +48,6 @@ from execd.api.wire.route import Access as Access
 from execd.api.wire.route import Route as Route
 from execd.api.wire.signal_names import signal_number as signal_number
 from execd.api.wire.socket_viewer import SocketViewer as SocketViewer
-from execd.api.wire.streams import StallDetector as StallDetector
 from execd.api.wire.streams import Turn as Turn
 from execd.api.wire.streams import abort_when_stalled as abort_when_stalled
 from execd.api.wire.streams import cancel_and_wait as cancel_and_wait

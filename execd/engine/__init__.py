@@ -1,2 +1,2 @@
-"""What execd can do, whoever asks: executions, sessions, files. Importing this package loads none
-of it."""
+"""Executions, sessions and files, the same for all dialects. An import of this package loads no
+module of the package."""

@@ -38,21 +38,21 @@ if TYPE_CHECKING:
 
 
 class SandboxUsage(NamedTuple):
-    """What the sandbox uses of its CPUs and its memory."""
+    """The use of CPUs and memory by the whole sandbox."""
 
     cpu_count: float
     cpu_percent: float
-    """Of all CPUs together, from 0 to 100, since the last look."""
+    """Use of all CPUs together, from 0 to 100, since the last reading."""
     memory_size_bytes: int
     memory_used_bytes: int
 
 
 class Obstacle(NamedTuple):
-    """What keeps commands from running."""
+    """The reason why no command can run."""
 
     cause: Literal["draining", "warden", "shell"]
     message: str
-    """For callers, with the next step."""
+    """The reason in words for callers, with the next step."""
 
 
 class Engine:
@@ -151,8 +151,8 @@ class Engine:
             await self.bash_sessions.close()
 
     def kill_warden(self) -> None:
-        """Kill the warden, and with the warden all user code in a PID namespace. Safe in any
-        thread: for a process that ends without its loop."""
+        """Kill the warden, and with the warden all user code in a PID namespace. Any thread may
+        call this, for an end of the process in which the event loop does not run."""
         if (pid := self.warden.pid) is not None:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -174,7 +174,7 @@ class Engine:
 
     @property
     def obstacle(self) -> Obstacle | None:
-        """What keeps a command sent now from running."""
+        """The reason why a command that is sent now would not run; None: the command would run."""
         if self.is_draining:
             return Obstacle("draining", "draining; use another sandbox")
         if not self.warden.up.is_set():
@@ -273,8 +273,7 @@ class Engine:
         joined = None if request_key is None else self._registry.joinable(request_key)
         if joined is not None:
             return Submitted(joined, False)
-        earlier = self._idempotency.repeated(submission)
-        if earlier is not None:
+        if submission.is_named and (earlier := self._idempotency.repeated(submission)) is not None:
             return earlier
         if submission.cell is not None:
             return self._submit_cell(submission, submission.cell)

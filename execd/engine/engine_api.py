@@ -28,7 +28,6 @@ from execd.engine.files.text_edits import replace_text as replace_text
 from execd.engine.files.transfers import OpenedFile as OpenedFile
 from execd.engine.files.transfers import Upload as Upload
 from execd.engine.files.watching import Watching as Watching
-from execd.engine.in_flight import FREE_BYTES as FREE_BYTES
 from execd.engine.in_flight import Lease as Lease
 from execd.engine.output.follow import DisplayEvent as DisplayEvent
 from execd.engine.output.follow import Dropped as Dropped

@@ -204,7 +204,7 @@ class Restores:
         """``is_busy``: whether something runs that has a deadline. ``read_changes``: what a restore
         has changed in the settings."""
         self.instance_id = _new_instance_id()
-        """Another one after each restore, so that clients notice."""
+        """A new id after each restore, so that clients notice the restore."""
         self.count = 0
         self.last_cause: str | None = None
         self.restored_at: float | None = None
@@ -255,7 +255,9 @@ class Restores:
 
     def look_at_clocks(self, spared: object) -> None:
         """As ``look``, for the clocks alone: cheap enough for each request."""
-        self._act_on(self._detector.look_at_clocks(self._clocks()), spared)
+        restore = self._detector.look_at_clocks(self._clocks())
+        if restore is not None:
+            self._act_on(restore, spared)
 
     def report(self, spared: object) -> bool:
         """The platform reports a restore. Return whether there was a restore that nobody had

@@ -25,14 +25,14 @@ from typing import TYPE_CHECKING
 from execd.errors import Conflict, InvalidArgument, PayloadTooLarge
 from execd.files.paths import blame
 from execd.files.read import etag
-from execd.files.resolve import ResolvedPath, TreeChanged, reopen
+from execd.files.resolve import ResolvedPath, TreeChanged, reopen, undoing
 from execd.files.root import Root, refuse_unless_file, retrying
 from execd.files.write import PLAINLY, Writing
 
 if TYPE_CHECKING:
     import hashlib
 
-    from execd.files.room import Room
+    from execd.files.root import Room
 
 HASHED_AT_ONCE_BYTES = 1 << 20
 
@@ -142,13 +142,10 @@ def extend(
             )
         resolved.make_directories()
         fd = _open(resolved, how.mode, offset, is_read=how.sha256 is not None)
-    try:
+    with undoing(os.close, fd):
         if offset is not None:
             _lock_and_check_end(fd, path, offset)
         return InPlaceUpload(fd, path, how, offset, room=root.room_of(fd))
-    except BaseException:
-        os.close(fd)
-        raise
 
 
 def _open(resolved: ResolvedPath, mode: int | None, offset: int | None, *, is_read: bool) -> int:
@@ -165,13 +162,10 @@ def _open(resolved: ResolvedPath, mode: int | None, offset: int | None, *, is_re
         )
     except (FileExistsError, FileNotFoundError):
         raise TreeChanged from None
-    try:
+    with undoing(os.close, fd):
         if mode is not None:
             os.fchmod(fd, mode)
         return fd
-    except BaseException:
-        os.close(fd)
-        raise
 
 
 def _lock_and_check_end(fd: int, path: str, offset: int) -> None:

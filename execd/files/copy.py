@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from execd.files.resolve import Forbidden, ResolvedPath
-    from execd.files.room import Room
+    from execd.files.root import Room
 
 STAT_BLOCK_BYTES = 512  # stat(2): the unit of st_blocks
 # A descriptor for each level. A program cannot open a path with more names than half of PATH_MAX.
@@ -290,16 +290,8 @@ def _copy_file(
     room: Room | None,
     keeps_times: bool,
 ) -> int:
-    assert visit.info is not None
-    # O_NONBLOCK: the file may have been replaced by a FIFO. fstat shows the kind before any read.
-    source = os.open(
-        visit.name,
-        os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,
-        dir_fd=visit.directory,
-    )
+    source, info = visit.open_file()
     try:
-        if identity(os.fstat(source)) != identity(visit.info):
-            raise TreeChanged
         made = os.open(temporary, _CREATE, 0o600, dir_fd=target)
 
         def put(data: bytes) -> None:
@@ -309,9 +301,9 @@ def _copy_file(
 
         try:
             n_bytes = _copy_bytes(source, put, partial(write.leave_hole, made), stop)
-            os.fchmod(made, stat.S_IMODE(visit.info.st_mode) & 0o777)
+            os.fchmod(made, stat.S_IMODE(info.st_mode) & 0o777)
             if keeps_times:
-                os.utime(made, ns=(visit.info.st_atime_ns, visit.info.st_mtime_ns))
+                os.utime(made, ns=(info.st_atime_ns, info.st_mtime_ns))
             return n_bytes
         except BaseException:
             os.unlink(temporary, dir_fd=target)

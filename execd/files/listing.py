@@ -12,7 +12,7 @@ import msgspec
 from execd.errors import ExecdError, NotFound
 from execd.files.names import Names, few_names, next_names
 from execd.files.paths import blame, decode
-from execd.files.resolve import ResolvedPath, TreeChanged, reopen
+from execd.files.resolve import ResolvedPath, TreeChanged, reopen, undoing
 from execd.files.root import Root, retrying
 from execd.files.write import TEMPORARY_PREFIX
 
@@ -58,16 +58,13 @@ class Listing:
         self.place = decode(resolved.place)
         """Where the directory is below the root, links resolved."""
         self._fd = reopen(resolved.directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
+        with undoing(os.close, self._fd):
             few = few_names(self._fd, MAX_PIECE)
             self.is_large = few is None
             """Whether there may be more than one piece."""
             # The first ``read`` gathers the names of a large directory, once the listing has its
             # turn.
             self._names = few or Names([b""], is_last=False)
-        except BaseException:
-            os.close(self._fd)
-            raise
 
     def read(self) -> list[Entry]:
         """Return the next entries, at most ``MAX_PIECE``; an empty list at the end. Raises
@@ -127,13 +124,10 @@ def open_listing(root: Root, path: str, *, omits_dangling: bool = False) -> List
     Conflict.
     """
     resolved = root.resolve(path)
-    try:
+    with undoing(resolved.close):
         if resolved.names:
             raise NotFound(f"{path!r} is not a directory")
         return Listing(resolved, path, omits_dangling=omits_dangling)
-    except BaseException:
-        resolved.close()
-        raise
 
 
 def _target(resolved: ResolvedPath, name: bytes) -> os.stat_result | None:

@@ -12,7 +12,7 @@ import msgspec
 
 from execd.errors import NotFound
 from execd.files.paths import blame, decode
-from execd.files.resolve import TreeChanged, reopen
+from execd.files.resolve import TreeChanged, reopen, undoing
 from execd.files.root import existing, retry_on_change, retrying
 
 if TYPE_CHECKING:
@@ -126,11 +126,8 @@ def open_leaf(resolved: ResolvedPath, path: str) -> RegularFile:
     except FileNotFoundError:
         # removed since the walk; on some file systems a descriptor does not survive the removal
         raise TreeChanged from None
-    try:
+    with undoing(os.close, fd):
         return RegularFile(fd, posixpath.basename(path.rstrip("/")))
-    except BaseException:
-        os.close(fd)
-        raise
 
 
 class Description(msgspec.Struct, frozen=True):

@@ -43,14 +43,18 @@ readable.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from execd.errors import ExecdError, InvalidArgument, NotFound, PermissionDenied
 from execd.files.paths import denied
 from execd.files.syscalls import is_kernel_interface
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 # The same bound as in path_resolution(7). The bound limits the work of a request.
 MAX_LINKS = 40
@@ -78,6 +82,16 @@ def identity(info: os.stat_result) -> Identity:
 def _names(path: bytes) -> list[bytes]:
     """Return the components of ``path`` as a stack: the first component is the last item."""
     return [name for name in reversed(path.split(b"/")) if name not in (b"", b".")]
+
+
+@contextlib.contextmanager
+def undoing(undo: Callable[..., object], *of: object) -> Iterator[None]:
+    """Call ``undo`` if the block raises: the block gives what ``undo`` ends to somebody else."""
+    try:
+        yield
+    except BaseException:
+        undo(*of)
+        raise
 
 
 def open_and_stat(
@@ -195,11 +209,8 @@ class ResolvedPath:
         other._n_borrowed = len(self._trail)
         other._root_index = self._root_index
         other._root_identity = self._root_identity
-        try:
+        with undoing(other.close):
             other.walk(name)
-        except BaseException:
-            other.close()
-            raise
         return other
 
     def walk(self, path: bytes, *, follow: bool = True) -> None:

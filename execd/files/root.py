@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from functools import wraps
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
 
 from execd.errors import Conflict, ExecdError, InvalidArgument, NotFound
 from execd.files.paths import absolute_readings, blame, encode, readings
@@ -20,17 +20,33 @@ from execd.files.resolve import (
     TreeChanged,
     identity,
     open_and_stat,
+    undoing,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from execd.files.paths import Readings
-    from execd.files.room import Room, Rooms
 
 # A walk starts again only if user code changed the path in the microseconds between two calls.
 # Against a process that only swaps names, ten rounds were the most in 20,000 operations.
 TRIES = 32
+
+
+class Room(Protocol):
+    """The room of a directory whose size the engine limits (``engine.disk``). The kernel has no
+    such limit, so each writer takes the room for its bytes first. Safe for any number of threads.
+    """
+
+    def take(self, n_bytes: int) -> None:
+        """Count bytes that are about to be written. Raises NoSpace if there is no room."""
+
+
+class Rooms(Protocol):
+    """The guarded directories."""
+
+    def of(self, fd: int) -> Room | None:
+        """Return the room of the guarded directory that holds the file or directory ``fd``."""
 
 
 class Root:
@@ -123,11 +139,8 @@ class Root:
     def _walk(self, path: bytes, follow: bool) -> ResolvedPath:
         forbidden = Forbidden(self._devices, self._state_identity())
         resolved = ResolvedPath(*self._open_base(), forbidden)
-        try:
+        with undoing(resolved.close):
             resolved.walk(path, follow=follow)
-        except BaseException:
-            resolved.close()
-            raise
         return resolved
 
     def _open_base(self) -> tuple[int, os.stat_result]:

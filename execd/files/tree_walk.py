@@ -19,7 +19,13 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
 from execd.files.names import MAX_BATCH_BYTES, Names, next_names
-from execd.files.resolve import TreeChanged, go_down, identity, open_directory
+from execd.files.resolve import (
+    TreeChanged,
+    go_down,
+    identity,
+    open_and_stat,
+    open_directory,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -64,6 +70,19 @@ class Visit(NamedTuple):
     def path(self) -> bytes:
         """The path relative to the top of the walk."""
         return b"/".join((*self.parents, self.name))
+
+    def open_file(self) -> tuple[int, os.stat_result]:
+        """Open the entry, a regular file, for reading; the caller closes the descriptor. Raises
+        TreeChanged if another file has the name by now; OSError."""
+        assert self.info is not None
+        # O_NONBLOCK: the file may have been replaced by a FIFO. fstat shows the kind before any
+        # read.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd, info = open_and_stat(self.name, flags, self.directory)
+        if identity(info) != identity(self.info):
+            os.close(fd)
+            raise TreeChanged
+        return fd, info
 
 
 class _Level:

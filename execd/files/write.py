@@ -47,9 +47,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from execd.errors import Conflict, ExecdError, NoSpace, PayloadTooLarge
+from execd.errors import Conflict, ExecdError, InvalidArgument, NoSpace, PayloadTooLarge
 from execd.files.attributes import set_attributes
-from execd.files.digest import DigestCheck
 from execd.files.mounts import mount_points
 from execd.files.paths import blame
 from execd.files.read import etag
@@ -61,7 +60,7 @@ from execd.model import NO_PRECONDITION, Precondition
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from execd.files.room import Room
+    from execd.files.root import Room
 
 TEMPORARY_PREFIX = f".execd-upload-{secrets.token_hex(4)}-".encode()
 
@@ -93,6 +92,27 @@ class Writing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 PLAINLY = Writing()
+
+
+class DigestCheck:
+    """Hashes the bytes of a request as they arrive, and compares with the caller's digest."""
+
+    def __init__(self, sha256: bytes) -> None:
+        import hashlib  # see lean_imports
+
+        self._wanted = sha256
+        self._seen = hashlib.sha256()
+
+    def update(self, data: bytes | bytearray | memoryview) -> None:
+        self._seen.update(data)
+
+    def check(self, subject: str) -> None:
+        """Compare the digests. Raises InvalidArgument."""
+        if self._seen.digest() != self._wanted:
+            raise InvalidArgument(
+                f"{subject}: what arrived has another sha-256 than the request says",
+                sha256=self._seen.hexdigest(),
+            )
 
 
 class AtomicUpload:

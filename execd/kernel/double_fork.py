@@ -137,8 +137,8 @@ def set_up_worker_process(ends: WorkerEnds, intermediate_pid: int) -> None:
         os.setsid()
     else:
         # In gVisor the caller leads a group in the warden's session, and so does the worker. A
-        # group with a parent outside the group is no orphaned group (docs/architecture.md, "Fork
-        # bombs").
+        # group with a parent outside the group is no orphaned group
+        # (docs/architecture/processes.md, "Fork bombs").
         os.setpgid(0, 0)
     null = os.open("/dev/null", os.O_RDWR)
     for source, target in ((null, 0), (ends.stdout, 1), (ends.stderr, 2)):

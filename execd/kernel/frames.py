@@ -57,16 +57,8 @@ def _is_str(value: object) -> bool:
     return type(value) is str
 
 
-def _is_object(value: object) -> bool:
-    return type(value) is dict
-
-
 def _list_of(check: Callable[[object], bool]) -> Callable[[object], bool]:
     return lambda value: type(value) is list and all(map(check, value))
-
-
-def _or_none(check: Callable[[object], bool]) -> Callable[[object], bool]:
-    return lambda value: value is None or check(value)
 
 
 def _is_environment(value: object) -> bool:
@@ -77,22 +69,14 @@ def _is_limit(value: object) -> bool:
     return type(value) is list and len(value) == 3 and all(map(_is_int, value))
 
 
-def _is_exit(value: object) -> bool:
-    return (
-        type(value) is dict
-        and list(value) == ["code"]
-        and type(value["code"]) is int
-        and 0 <= value["code"] <= 255
-    )
-
-
 def _is_count(value: object) -> bool:
     return type(value) is int and 1 <= value <= MAX_BRANCHES
 
 
 _are_strs = _list_of(_is_str)
 
-# One table per direction: type -> field -> check. A field whose name ends in "?" is optional.
+# One table per direction: type -> field -> check. A field whose name ends in "?" is optional. The
+# frames of a worker are in ``engine.sessions.worker_messages``: the daemon does not decode all.
 TO_ZYGOTE: dict[str, dict[str, Callable[[object], bool]]] = {
     "fork": {"id": _is_natural},
 }
@@ -130,59 +114,18 @@ TO_WORKER: dict[str, dict[str, Callable[[object], bool]]] = {
     # Without an answer. A zygote needs no such frame: each new worker reseeds.
     "reseed": {},
 }
-FROM_WORKER: dict[str, dict[str, Callable[[object], bool]]] = {
-    # The first frame of a branch. A worker forked from the zygote sends nothing before "configure".
-    "ready": {"python": _is_str, "ipython": _is_str, "warnings": _are_strs},
-    "configured": {},
-    # In reply to "configure": the configuration is impossible, and the daemon may send another. At
-    # any other time: the worker ends with worker.FAULT_EXIT_CODE.
-    "failed": {"message": _is_str},
-    "display": {
-        "id": _is_natural,
-        "data": _is_object,
-        "metadata": _is_object,
-        "display_id": _or_none(_is_str),
-        "update": _is_bool,
-    },
-    "result": {
-        "id": _is_natural,
-        "execution_count": _is_natural,
-        "data": _is_object,
-        "metadata": _is_object,
-    },
-    "error": {"id": _is_natural, "name": _is_str, "value": _is_str, "traceback": _are_strs},
-    "input_request": {"id": _is_natural, "prompt": _is_str, "password": _is_bool},
-    "clear_output": {"id": _is_natural, "wait": _is_bool},
-    "done": {
-        "id": _is_natural,
-        "status": lambda value: value in ("success", "error"),
-        "execution_count": _is_natural,
-        "exit": _or_none(_is_exit),
-    },
-    "reply": {
-        "id": _is_natural,
-        "warnings?": _are_strs,
-        "native_threads?": _are_strs,  # warnings, too
-        "matches?": _are_strs,
-        "cursor_start?": _is_natural,
-        "cursor_end?": _is_natural,
-        "variables?": _list_of(_is_object),
-        "total?": _is_natural,
-        "error?": _is_str,
-    },
-}
 
 
 assert not any(
     "type" in fields
-    for direction in (TO_ZYGOTE, FROM_ZYGOTE, TO_WORKER, FROM_WORKER)
+    for direction in (TO_ZYGOTE, FROM_ZYGOTE, TO_WORKER)
     for fields in direction.values()
 )
 
-# Directions whose lone surrogates are replaced. Strings of user code may hold lone surrogates, and
-# UTF-8 has no bytes for them. Strings of the daemon keep lone surrogates: they stand for
-# undecodable bytes of paths and of environment variables (surrogateescape).
-_REPAIRED_DIRECTIONS = (FROM_ZYGOTE, FROM_WORKER)
+# Directions whose lone surrogates stay: they stand for undecodable bytes of paths and of variables
+# (surrogateescape). Strings of user code may hold lone surrogates too, and UTF-8 has no bytes for
+# them, so those of a zygote are replaced.
+_UNCHANGED_DIRECTIONS = (TO_ZYGOTE, TO_WORKER)
 
 
 def _without_lone_surrogates(value: Any) -> Any:
@@ -280,7 +223,7 @@ class FrameDecoder:
             # UnicodeDecodeError and JSONDecodeError are ValueErrors. An integer with more digits
             # than Python converts raises ValueError, deep nesting RecursionError.
             frame = _from_json(payload.decode())
-            if self._direction in _REPAIRED_DIRECTIONS and (
+            if self._direction not in _UNCHANGED_DIRECTIONS and (
                 b"\\ud" in payload or b"\\uD" in payload
             ):
                 frame = _without_lone_surrogates(frame)

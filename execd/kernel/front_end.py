@@ -1,15 +1,20 @@
-"""Destination of a cell's output, and IPython's hooks in front of the destination.
+"""Destination of a cell's output, and IPython's hooks in front of the destination and around a
+cell.
 
 Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
 """
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import StdinNotImplementedError
+from IPython.core.events import EventManager
+
+from execd.kernel import tracebacks
 
 
 class FrontEnd:
@@ -106,3 +111,30 @@ class SessionDisplayPublisher(DisplayPublisher):
 
     def clear_output(self, wait: bool = False) -> None:
         self.shell.front_end.clear_output(bool(wait))
+
+
+class CellHooks(EventManager):
+    """IPython's hooks around a cell (``get_ipython().events``), contained: every hook of an event
+    runs, whatever a hook raises is shown on stderr, and the cell runs.
+
+    IPython reports an Exception of a hook, and goes on. A SystemExit of a hook would pass: a
+    ``pre_run_cell`` hook that calls ``sys.exit`` would end every later cell before the cell's first
+    line.
+    """
+
+    def trigger(self, event: str, *args: Any, **kwargs: Any) -> None:
+        for hook in self.callbacks[event][:]:
+            try:
+                hook(*args, **kwargs)
+            except BaseException as raised:
+                self._show(event, raised)
+
+    def _show(self, event: str, raised: BaseException) -> None:
+        tracebacks.shorten(raised)
+        try:
+            lines = "".join(traceback.format_exception(type(raised), raised, raised.__traceback__))
+        except Exception as failure:  # user code's exception class
+            lines = f"formatting the exception raised {type(failure).__name__}"
+        self.shell._showtraceback(
+            type(raised), raised, [f"Error in a {event} hook:", *lines.splitlines()]
+        )

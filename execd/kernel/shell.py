@@ -28,10 +28,14 @@ from IPython.utils.text import LSString, SList
 from traitlets.config import Config
 
 from execd.kernel import matplotlib_backend, mime_bundles, tracebacks
-from execd.kernel.cell_hooks import CellHooks
 from execd.kernel.display_formatter import DisplayFormatter
 from execd.kernel.event_loop import SessionLoop
-from execd.kernel.front_end import FrontEnd, ResultHook, SessionDisplayPublisher
+from execd.kernel.front_end import (
+    CellHooks,
+    FrontEnd,
+    ResultHook,
+    SessionDisplayPublisher,
+)
 from execd.kernel.open_files import find_descriptors
 from execd.kernel.source import CellTransformer, may_contain_await
 from execd.kernel.stdio_pipes import fdopen, write_error

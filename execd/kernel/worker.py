@@ -11,7 +11,7 @@ Rules:
   * Each cell begins with descriptors 1 and 2, sys.stdout, sys.stderr and input in order, and with
     SIGINT unblocked and handled by the worker. Variables, imports, directory, environment and event
     loop stay as user code left them, but for the variables that the request sets for the cell
-    (``cell_environment``).
+    (``CellEnvironment``).
   * Signals: see ``cell_signals``.
   * An error in the worker's own lines ends the process. The daemon then reports the loss of the
     session's state and starts a new worker. The worker repairs nothing that user code has broken.
@@ -34,7 +34,6 @@ from typing import TYPE_CHECKING, Any
 from IPython import __version__ as ipython_version
 
 from execd.kernel import fork, frames, inspection, mime_bundles
-from execd.kernel.cell_environment import CellEnvironment
 from execd.kernel.cell_front_end import CellFrontEnd
 from execd.kernel.cell_signals import CellSignals
 from execd.kernel.double_fork import WorkerEnds, fork_orphan, set_up_worker_process
@@ -50,10 +49,52 @@ if TYPE_CHECKING:
 FAULT_EXIT_CODE = 70
 """EX_SOFTWARE: an error of the worker, or a state broken by user code."""
 
+# Bound at import, in the zygote: a cell may assign another object to os.environ. This object also
+# sets the variables of the C library, which child processes inherit.
+_environ = os.environ
+_tzset = time.tzset
+
 
 def python_version() -> str:
     """Return the interpreter's version, as in 3.11.7."""
     return ".".join(map(str, sys.version_info[:3]))
+
+
+class CellEnvironment:
+    """Sets variables for a cell, and knows the values before.
+
+    ``set_up`` and ``undo`` run while the worker owns the signal handlers (``cell_signals``):
+    neither an interrupt nor a handler of user code stops them halfway.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[str, str | None] = {}
+
+    def set_up(self, env: dict[str, str]) -> None:
+        """Set the variables of the cell that begins."""
+        assert not self._before, "the cell before was not undone"
+        for name, value in env.items():
+            self._before[name] = _environ.get(name)
+            _environ[name] = value
+        if "TZ" in env:
+            _tzset()
+
+    def undo(self) -> None:
+        """Give each variable of ``set_up`` the value before, whatever the cell did to the variable.
+
+        Other variables that the cell changed stay changed, as variables of Python do.
+        """
+        before, self._before = self._before, {}
+        for name, value in before.items():
+            if value is not None:
+                _environ[name] = value
+                continue
+            try:
+                del _environ[name]
+            except KeyError:
+                pass  # the cell has deleted the variable
+        if "TZ" in before:
+            _tzset()
 
 
 class Worker:

@@ -266,13 +266,9 @@ static void become_command(const struct spawn_request *request, struct program *
      * (setpriority(2)), also of the init of a PID namespace, and nobody may lower it again. */
     if (request->nice && setpriority(PRIO_PROCESS, 0, request->nice) != 0 && errno != EACCES)
         TRY(STEP_LIMITS, -1);
-    if (!(request->flags & FLAG_IS_PREPARED))
-        TRY(STEP_PRIVILEGES, prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
     TRY(STEP_USER, become_user(request));
     /* After the user: the new user must have the right to enter the directory. */
     TRY(STEP_CWD, chdir(program->cwd));
-    if (!(request->flags & FLAG_IS_PREPARED))
-        TRY(STEP_SIGNALS, default_signals());
     TRY(STEP_SIGNALS, unblock_signals());
     if (program->direct.paths[0])
         exec_direct(&program->direct);
@@ -321,12 +317,6 @@ pid_t execd_spawn(const struct spawn_request *request, struct spawn_result *resu
         result->failure = (struct failure){STEP_REQUEST, errno};
         return -1;
     }
-    /* No handler may run in the child: the handler would change the parent's memory. */
-    int has_handlers = !(request->flags & FLAG_IS_PREPARED);
-    sigset_t all, old;
-    sigfillset(&all);
-    if (has_handlers)
-        sigprocmask(SIG_SETMASK, &all, &old);
     /* The parent writes the score. The child shares the memory of an undumpable process, so the
      * kernel closes the child's own file to the child. After the exec would be too late: the
      * program's first children would keep the old score. */
@@ -336,8 +326,6 @@ pid_t execd_spawn(const struct spawn_request *request, struct spawn_result *resu
     int error = errno;
     if (request->oom_score_fd >= 0)
         set_oom_score(request->oom_score_fd, request->oom_score);
-    if (has_handlers)
-        sigprocmask(SIG_SETMASK, &old, NULL);
     if (pid < 0)
         result->failure = (struct failure){STEP_FORK, error};
     result->was_direct = program.direct.was_started && result->failure.step == STEP_NONE;

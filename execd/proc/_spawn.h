@@ -9,7 +9,7 @@
 
 enum step {
     STEP_NONE, STEP_REQUEST, STEP_FORK, STEP_SESSION, STEP_DESCRIPTORS, STEP_TERMINAL, STEP_LIMITS,
-    STEP_PRIVILEGES, STEP_USER, STEP_CWD, STEP_SIGNALS, STEP_EXEC, STEP_ID_MAP,
+    STEP_USER, STEP_CWD, STEP_SIGNALS, STEP_EXEC, STEP_ID_MAP,
     STEP_MOUNT_NAMESPACE, STEP_MOUNT_PROC, STEP_COVER, STEP_COVER_CONTENT, STEP_PROBE, STEP_ROOT,
 };
 
@@ -47,13 +47,14 @@ struct spawn_result {
     int32_t was_direct;
 };
 
-/* FLAG_IS_PREPARED: the caller ignores and handles no signal, blocks all signals, and has
- * no_new_privs. The flag saves 65 system calls, and each call waits for a turn of the CPU where a
- * fork bomb keeps the sandbox busy. */
-enum { FLAG_CONTROLLING_TERMINAL = 1, FLAG_IS_PREPARED = 2, FLAG_GROUP_ONLY = 4 };
+enum { FLAG_CONTROLLING_TERMINAL = 1, FLAG_GROUP_ONLY = 2 };
 
 enum { KEEP_FD = -1 };
 
+/* The caller ignores and handles no signal, blocks all signals, and has no_new_privs (`prepare` in
+ * spawn.py). A handler would run in the child, and change the caller's memory. The child would need
+ * 65 more system calls, and each call waits for a turn of the CPU where a fork bomb keeps the
+ * sandbox busy. */
 pid_t execd_spawn(const struct spawn_request *request, struct spawn_result *result);
 
 #endif

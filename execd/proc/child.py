@@ -36,7 +36,7 @@ T = TypeVar("T")
 ChildMessage: TypeAlias = (
     Spawned | SpawnFailed | Exited | Measured | StartupDone | Killed | CellKilled | LimitReached
 )
-"""What the warden tells of a program."""
+"""The messages of the warden about a program."""
 
 
 class Connection(Protocol):

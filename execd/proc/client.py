@@ -31,32 +31,9 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from execd.proc import namespaces, totals_file, tree_mark
+from execd.proc import messages, namespaces, totals_file, tree_mark
 from execd.proc.child import Child, Lost, resolve
 from execd.proc.memory_stand_in import MemoryStandIn
-from execd.proc.messages import (
-    Adopt,
-    CellKilled,
-    Configure,
-    Exited,
-    Fault,
-    Kill,
-    Killed,
-    LimitReached,
-    Measured,
-    MemoryShort,
-    Ping,
-    Pong,
-    ProtocolError,
-    ReadWritten,
-    Ready,
-    Spawn,
-    Spawned,
-    SpawnFailed,
-    StartupDone,
-    Written,
-)
-from execd.proc.reports import Reports
 from execd.proc.warden_process import WardenProcess
 
 if TYPE_CHECKING:
@@ -75,7 +52,7 @@ START_SECONDS = 15.0
 # A warden that lived for this long resets the back-off.
 STABLE_SECONDS = 10.0
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 5.0
-NO_RESERVE = Configure(0, 0)
+NO_RESERVE = messages.Configure(0, 0)
 
 
 class SpawnError(Exception):
@@ -106,7 +83,7 @@ class WardenClient:
         policy: str,
         ping_seconds: float,
         dead_seconds: float,
-        configuration: Configure = NO_RESERVE,
+        configuration: messages.Configure = NO_RESERVE,
         record_lag: Callable[[float], None] = lambda _seconds: None,
         on_memory: Callable[[], None] = lambda: None,
     ) -> None:
@@ -144,7 +121,9 @@ class WardenClient:
         """None: no tree has a mark."""
         self._ping = 0
         self._unconfirmed: list[tuple[int, asyncio.Future[None]]] = []
-        self._written: Reports[Written] = Reports()
+        self._reading: dict[int, asyncio.Future[messages.Written | None]] = {}
+        """By sequence number: the requests for ``Written`` without an answer."""
+        self._n_reads = 0
         self._totals_fd = -1
         self._keeper: asyncio.Task[None] | None = None
         self._stand_in = MemoryStandIn(
@@ -191,7 +170,7 @@ class WardenClient:
 
     # Requests.
 
-    def reconfigure(self, configuration: Configure) -> None:
+    def reconfigure(self, configuration: messages.Configure) -> None:
         """The pod has another size. See ``pod_memory``."""
         self._configuration = configuration
         self._stand_in.configure(configuration)
@@ -209,7 +188,7 @@ class WardenClient:
 
     async def launch(
         self,
-        request: Spawn | Adopt,
+        request: messages.Spawn | messages.Adopt,
         descriptors: list[int],
         on_limit: Callable[[str, int], None],
         on_startup_done: Callable[[], None] | None = None,
@@ -228,7 +207,7 @@ class WardenClient:
             raise WardenLost
         tag = request.tag
         assert tag not in self._children, "each request has a tag of its own"
-        if self._marks is not None and isinstance(request, Spawn):
+        if self._marks is not None and isinstance(request, messages.Spawn):
             # What runs no user code has no mark: an orphan of the zygote is a worker to be adopted.
             mark = None if request.is_idle else tree_mark.of_tree(self._marks, tag)
             request = request._replace(limits=[*request.limits, tree_mark.limit(mark)])
@@ -250,7 +229,7 @@ class WardenClient:
             child.kill(0.0)
             self._children.pop(tag, None)
             raise
-        if isinstance(answer, (Spawned, Exited)):
+        if isinstance(answer, (messages.Spawned, messages.Exited)):
             child.pid, child.spawned_at = answer.pid, answer.spawned_at
             child.is_direct = answer.is_direct
             return child
@@ -281,12 +260,17 @@ class WardenClient:
         self._send_ping()
         return future
 
-    def read_written(self, *, is_urgent: bool = False) -> asyncio.Future[Written | None]:
+    def read_written(self, *, is_urgent: bool = False) -> asyncio.Future[messages.Written | None]:
         """Return a future for what each tree has written; None if the warden is lost.
         ``is_urgent``: see ``ReadWritten``."""
-        return self._written.request(
-            lambda sequence: ReadWritten(sequence, is_urgent), self._send_now
-        )
+        future: asyncio.Future[messages.Written | None] = self.loop.create_future()
+        if self._channel is None:
+            future.set_result(None)
+            return future
+        self._n_reads += 1
+        self._reading[self._n_reads] = future
+        self._channel.send(messages.ReadWritten(self._n_reads, is_urgent))
+        return future
 
     def read_totals(self) -> Totals | None:
         """Return the figures of all trees together, as of the latest scan; None while no warden is
@@ -299,13 +283,9 @@ class WardenClient:
         totals = totals_file.read(self._totals_fd)
         return 0 if totals is None else totals.runtime_bytes
 
-    @property
-    def _send_now(self) -> Callable[[Message], None] | None:
-        return None if self._channel is None else self._channel.send
-
     def end_tree(self, tag: int) -> None:
         """End a tree of ``read_written`` that no execution waits for."""
-        self.send(Kill(tag, 0.0))
+        self.send(messages.Kill(tag, 0.0))
 
     def register(self, tag: int, child: Child) -> None:
         assert tag == child.tag
@@ -375,7 +355,7 @@ class WardenClient:
     def _send_ping(self) -> None:
         self._ping += 1
         assert not self._unconfirmed or self._unconfirmed[-1][0] <= self._ping, "out of order"
-        self.send(Ping(self._ping))
+        self.send(messages.Ping(self._ping))
 
     def _count_missed(self) -> None:
         self.missed_pings += 1
@@ -397,7 +377,9 @@ class WardenClient:
         for _, future in self._unconfirmed:
             resolve(future, None)
         self._unconfirmed.clear()
-        self._written.lose()
+        for reading in self._reading.values():
+            resolve(reading, None)
+        self._reading.clear()
         if self._totals_fd >= 0:
             os.close(self._totals_fd)
             self._totals_fd = -1
@@ -415,37 +397,44 @@ class WardenClient:
     def _on_message(self, message: Message) -> None:
         self._stand_in.end()
         match message:
-            case Pong(sequence, is_quiet):
+            case (
+                messages.Spawned()
+                | messages.SpawnFailed()
+                | messages.Exited()
+                | messages.Measured()
+                | messages.StartupDone()
+            ):
+                self._pass_on(message)
+            case messages.Pong(sequence, is_quiet):
                 if self._warden is not None and sequence == self._ping:
                     # An earlier ping may have come before a request.
                     self._warden.record_pong(is_quiet=is_quiet)
                 while self._unconfirmed and self._unconfirmed[0][0] <= sequence:
                     resolve(self._unconfirmed.pop(0)[1], None)
-            case Written(sequence, tags):
+            case messages.Written(sequence, tags):
                 if any(len(figures) != len(tags) for figures in message[2:]):
-                    raise ProtocolError("Written: lists of different lengths")
-                self._written.answer(sequence, message)
-            case Ready(_, root_capabilities):
+                    raise messages.ProtocolError("Written: lists of different lengths")
+                if sequence in self._reading:
+                    resolve(self._reading.pop(sequence), message)
+            case messages.Ready(_, root_capabilities):
                 self.root_capabilities = root_capabilities
                 self._configure()
                 self.up.set()
-            case MemoryShort(left_bytes, shared_bytes):
+            case messages.MemoryShort(left_bytes, shared_bytes):
                 figures = {"left_bytes": left_bytes, "shared_bytes": shared_bytes}
                 log.warning("memory is short, and no execution is the reason", extra=figures)
                 self._on_memory()
-            case Fault(text):
+            case messages.Fault(text):
                 log.error("the warden failed", extra={"traceback": text})
-            case Spawned() | SpawnFailed() | Exited() | Measured() | StartupDone():
-                self._pass_on(message)
-            case Killed() | CellKilled():
+            case messages.Killed() | messages.CellKilled():
                 self.killed_processes += message.killed
                 self._pass_on(message)
-            case LimitReached(_, limit):
+            case messages.LimitReached(_, limit):
                 if limit == "memory":
                     self._on_memory()
                 self._pass_on(message)
             case _:
-                raise ProtocolError(f"{type(message).__name__} is not for the daemon")
+                raise messages.ProtocolError(f"{type(message).__name__} is not for the daemon")
 
     def _pass_on(self, message: ChildMessage) -> None:
         child = self._children.get(message.tag)

@@ -17,11 +17,8 @@ LOADAVG_BYTES = 128
 class KernelTraits(NamedTuple):
     """Times are in seconds."""
 
-    # What the kernel tells.
+    # Facts that the kernel tells.
 
-    tells_newest_pid: bool
-    """The last field of /proc/loadavg is the newest pid of the caller's PID namespace
-    (proc_loadavg(5)). Otherwise sysinfo(2) counts the tasks of the namespace alone."""
     tells_load: bool
     tells_cgroups: bool
     """/proc/self/cgroup and the memory controller are there. Otherwise the machine's usage is that
@@ -32,7 +29,7 @@ class KernelTraits(NamedTuple):
     adds_written_bytes_to_parent: bool
     """An ended child's written bytes count for the parent that has waited (/proc/PID/io)."""
 
-    # What the kernel does.
+    # Acts of the kernel.
 
     obeys_oom_score: bool
     """oom_score_adj decides which process ends first when memory ends."""
@@ -102,7 +99,6 @@ class KernelTraits(NamedTuple):
 
 
 LINUX = KernelTraits(
-    tells_newest_pid=True,
     tells_load=True,
     tells_cgroups=True,
     starts_follow_monotonic_clock=True,
@@ -129,7 +125,6 @@ LINUX = KernelTraits(
     late_seconds=0.25,
 )
 GVISOR = KernelTraits(
-    tells_newest_pid=False,
     tells_load=False,
     tells_cgroups=False,
     starts_follow_monotonic_clock=False,

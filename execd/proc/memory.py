@@ -34,12 +34,10 @@ half. A second tree that grows does not fit, and ends at once. A dying tree may 
 KILL takes effect, and a dead tree shows no RSS while the memory still counts as used: so the growth
 of a dying tree cannot be measured. The growth of the living trees can. A second tree ends only if
 the living trees alone have taken half of the memory that was left, or an innocent tree would end
-for the growth of the dying tree. The same holds for SETTLE_SECONDS after SIGCONT: the warden was
-stopped or silent, and the daemon may have ended a process meanwhile (``memory_stand_in``), of which
-the warden knows nothing. Whoever ends a tree, and even if the tree ends by itself: the memory of a
-process that has no address space any more and is no zombie yet is on the way back. Memory of a
-removed file is treated like the memory of a dead tree: the recent fall of anonymous memory counts
-as coming back, as far as used memory exceeds anonymous memory by more than before.
+for the growth of the dying tree. Whoever ends a tree, and even if the tree ends by itself: the
+memory of a process that has no address space any more and is no zombie yet is on the way back.
+Memory of a removed file is treated like the memory of a dead tree: the recent fall of anonymous
+memory counts as coming back, as far as used memory exceeds anonymous memory by more than before.
 
 In gVisor the pod dies with the last byte, and beside busy programs a scan of a few processes takes
 0.1 to 0.5 s. So the memory that the programs take in that time, at their present pace, counts as
@@ -56,7 +54,6 @@ import math
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from execd.proc import self_process
 from execd.proc.memory_meter import open_meter
 from execd.proc.messages import Configure, MemoryShort
 
@@ -193,8 +190,6 @@ class MemoryPolicy:
         self._left_at_decision = 0
         self._tree_bytes_at_decision: dict[int, int] = {}
         """RSS of the trees at the last decision, by tag."""
-        self._continued_until = 0.0
-        """Until then the daemon may have ended a process."""
         self._has_reported = False
         self._scanned_at = _UNKNOWN
         self._decided_at = 0.0
@@ -249,10 +244,6 @@ class MemoryPolicy:
             self._asked_at = now
         return NextSample(due or urgent, pause)
 
-    def note_continued(self, now: float) -> None:
-        """The daemon has sent SIGCONT. To be called before the next ``decide``."""
-        self._continued_until = now + SETTLE_SECONDS
-
     def decide(
         self, now: float, reading: Reading, accounts: Collection[Account], scan_seconds: float
     ) -> MemoryDecision:
@@ -285,7 +276,7 @@ class MemoryPolicy:
             for account in accounts
         )
         coming_back = max(coming_back, self.given_back_bytes(reading))
-        is_coming_back = coming_back >= self.reserve_bytes - left or now < self._continued_until
+        is_coming_back = coming_back >= self.reserve_bytes - left
         # Half of the remaining memory is gone although a tree is about to end: a second tree grows.
         if settling or not is_coming_back:
             candidates = [
@@ -496,9 +487,6 @@ class MemoryMonitor:
         ``scan_seconds``: the CPU time of the scan.
         """
         now = time.monotonic()
-        # Before the reading: a stop after this line hides nothing that the scan has not seen.
-        if self_process.was_continued():
-            self.policy.note_continued(now)
         reading = self._read(now) if self.next_sample < math.inf else None
         if reading is None:
             return [], None

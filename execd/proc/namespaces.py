@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from execd.proc import self_process, spawn
@@ -100,14 +101,12 @@ def start(end: socket.socket, view: View, policy: str, module: str) -> Started:
     package_root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     argv = [sys.executable, "-I", "-S", "-c", _PROGRAM.format(module), package_root]
     env = {"LANG": "C.UTF-8"}
+    clone = partial(spawn.clone, argv=argv, env=env, socket=end.fileno())
     refusal, failed_pid = "switched off", None
     if policy != "off":
         shape, flags, maps = _plan()
         try:
-            pid = spawn.clone(
-                argv=argv,
-                env=env,
-                socket=end.fileno(),
+            pid = clone(
                 clone_flags=flags,
                 id_maps=maps,
                 unshare_mounts=True,
@@ -127,15 +126,4 @@ def start(end: socket.socket, view: View, policy: str, module: str) -> Started:
     # Before the warden exists. In gVisor 20240729 a later call skips descendants that are already
     # subreapers, as a warden is: orphans of a dead warden would go to PID 1 and outlive the sweep.
     spawn.set_subreaper()
-    pid = spawn.clone(
-        argv=argv,
-        env=env,
-        socket=end.fileno(),
-        clone_flags=0,
-        id_maps={},
-        unshare_mounts=False,
-        covers=[],
-        cover_dirs=[],
-        cover_links=[],
-    )
-    return Started(pid, "none", refusal, failed_pid)
+    return Started(clone(), "none", refusal, failed_pid)

@@ -89,7 +89,7 @@ def unpack_spawn(payload: bytes) -> Spawn:
         )
         at = _SPAWN.size + n_limits * _LIMIT.size
         limits = list(map(list, _LIMIT.iter_unpack(payload[_SPAWN.size : at])))
-        # The function of the module keeps the formats that it has seen.
+        # ``struct.unpack_from`` caches compiled formats, so a format for each message is cheap.
         rest = f"={n_stdio}i{max(0, n_groups)}I"
         stdio_and_groups = struct.unpack_from(rest, payload, at)
     except struct.error:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from execd.proc import kernel_traits
-from execd.proc.memory_meter import UNLIMITED_BYTES, CgroupMeter, MachineMeter
+from execd.proc.memory_meter import open_meter
 from execd.proc.messages import Configure
 
 if TYPE_CHECKING:
@@ -82,12 +82,12 @@ def find(setting: int | None) -> PodMemory:
     ``setting``: --pod-memory-bytes; 0 switches the guard off, None means the limits of the system.
     """
     if not kernel_traits.find().tells_cgroups:
-        return choose(setting, _machine_bytes(), [], has_own_usage=True)
+        return choose(setting, _size_bytes(), [], has_own_usage=True)
     with open("/proc/self/cgroup") as cgroup, open("/proc/self/mountinfo") as mountinfo:
         directories = memory_cgroups(cgroup.read(), mountinfo.read())
-    return choose(
-        setting, _machine_bytes(), [CgroupLimit(path, _limit_bytes(path)) for path in directories]
-    )
+    sizes = ((path, _size_bytes(path)) for path in directories)
+    limits = [CgroupLimit(path, size) for path, size in sizes if size is not None]
+    return choose(setting, _size_bytes(), limits)
 
 
 def choose(
@@ -171,18 +171,11 @@ def _unescape(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
-def _limit_bytes(directory: str) -> int:
+def _size_bytes(cgroup: str = "") -> int | None:
+    """Return the size of a cgroup, or of the machine. None: there is no memory controller, as in
+    the root cgroup, or in version 2 beside version 1."""
     try:
-        with contextlib.closing(CgroupMeter(directory)) as meter:
-            return meter.read().total_bytes
-    except (OSError, ValueError):
-        # No memory controller: the root cgroup, or version 2 beside version 1.
-        return UNLIMITED_BYTES
-
-
-def _machine_bytes() -> int | None:
-    try:
-        with contextlib.closing(MachineMeter()) as meter:
+        with contextlib.closing(open_meter(cgroup)) as meter:
             return meter.read().total_bytes
     except (OSError, ValueError):
         return None

@@ -4,7 +4,8 @@ kernel calls that take capabilities away from the calling process."""
 from __future__ import annotations
 
 import ctypes
-import os
+
+from execd.proc.spawn import check
 
 CAPABILITY_NAMES = (
     "CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID",
@@ -52,7 +53,7 @@ def drop_from_bounding_set(number: int) -> None:
     Raises OSError: EPERM without SETPCAP.
     """
     assert 0 <= number < 64, "capability sets have 64 bits"
-    _check(_libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0))
+    check(_libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0))
 
 
 def clear_inheritable_capabilities() -> None:
@@ -64,12 +65,6 @@ def clear_inheritable_capabilities() -> None:
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     # effective, permitted, inheritable of capabilities 0 to 31, then the same three of 32 to 63
     sets = (ctypes.c_uint32 * 6)()
-    _check(_libc.capget(header, sets))
+    check(_libc.capget(header, sets))
     sets[2] = sets[5] = 0
-    _check(_libc.capset(header, sets))
-
-
-def _check(result: int) -> None:
-    if result != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
+    check(_libc.capset(header, sets))

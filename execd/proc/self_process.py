@@ -41,14 +41,6 @@ def refuse_queued_signals() -> list[spawn.Limit]:
     return [spawn.Limit(resource.RLIMIT_SIGPENDING, soft, hard)]
 
 
-def was_continued() -> bool:
-    """Return whether SIGCONT has come since the last call.
-
-    A blocked signal stays pending, also in a process that was stopped (signal(7)).
-    """
-    return signal.sigtimedwait({signal.SIGCONT}, 0) is not None
-
-
 def capabilities(name: str) -> int:
     """Return a set of /proc/self/status (``CapEff``, ``CapBnd``) as a mask, a bit per capability.
 

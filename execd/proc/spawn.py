@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 STEP_NAMES = (
-    "none", "request", "fork", "session", "descriptors", "terminal", "limits", "privileges", "user",
+    "none", "request", "fork", "session", "descriptors", "terminal", "limits", "user",
     "cwd", "signals", "exec", "id_map", "mount_namespace", "mount_proc", "cover", "cover_content",
     "probe", "root",
 )  # fmt: skip
@@ -31,7 +31,7 @@ CLONE_NEWPID = 0x20000000
 SHORT_TURN_NANOSECONDS = 100_000
 """The smallest value for sched_setattr(2); the usual turn is about 3 ms."""
 
-GROUP_ONLY = 4
+GROUP_ONLY = 2
 _KEEP_ID = 2**32 - 1
 
 
@@ -171,12 +171,12 @@ def clone(
     argv: Sequence[str],
     env: Mapping[str, str],
     socket: int,
-    clone_flags: int,
-    id_maps: Mapping[str, str],
-    unshare_mounts: bool,
-    covers: Sequence[str],
-    cover_dirs: Sequence[str],
-    cover_links: Sequence[tuple[str, str]],
+    clone_flags: int = 0,
+    id_maps: Mapping[str, str] = {},
+    unshare_mounts: bool = False,
+    covers: Sequence[str] = (),
+    cover_dirs: Sequence[str] = (),
+    cover_links: Sequence[tuple[str, str]] = (),
 ) -> int:
     """Start the warden with ``socket`` as its descriptor 3, in the requested namespaces; return its
     pid. ``id_maps``: contents of files in the child's /proc/PID by name, in this order; see
@@ -254,9 +254,9 @@ def act_as(identity: Identity) -> None:
     array = (ctypes.c_uint32 * len(groups))(*map(_id, groups))
     # The C library's functions change all threads. The real and saved ids stay root's, and keep
     # processes of that user from signaling or tracing the daemon.
-    _check(_libc.syscall(_SETGROUPS, len(groups), array))
-    _check(_libc.syscall(_SETRESGID, -1, _id(identity.gid), -1))
-    _check(_libc.syscall(_SETRESUID, -1, _id(identity.uid), -1))
+    check(_libc.syscall(_SETGROUPS, len(groups), array))
+    check(_libc.syscall(_SETRESGID, -1, _id(identity.gid), -1))
+    check(_libc.syscall(_SETRESUID, -1, _id(identity.uid), -1))
 
 
 def request_short_turns() -> None:
@@ -294,7 +294,7 @@ def prepare() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_DFL)
-    _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 
 
 def open_child_signals() -> int:
@@ -304,7 +304,7 @@ def open_child_signals() -> int:
     """
     child = (1 << (signal.SIGCHLD - 1)).to_bytes(128, "little")  # sigset_t of the C library
     fd: int = _libc.signalfd(-1, child, os.O_CLOEXEC | os.O_NONBLOCK)
-    _check(min(fd, 0))
+    check(min(fd, 0))
     return fd
 
 
@@ -313,12 +313,12 @@ def set_undumpable() -> None:
 
     gVisor honours the setting in part only.
     """
-    _check(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
+    check(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
 
 
 def set_subreaper() -> None:
     """Make orphaned descendants children of this process. Raises OSError."""
-    _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+    check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 
 
 def add_orphan(group: int) -> int:
@@ -326,7 +326,7 @@ def add_orphan(group: int) -> int:
     ``group``. Returns the pid, for the caller to reap. Raises OSError."""
     assert group > 1
     pid: int = _library.execd_add_orphan(group)
-    _check(min(pid, 0))
+    check(min(pid, 0))
     os.kill(pid, signal.SIGKILL)  # a stopped process dies of SIGKILL too
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     return pid
@@ -338,10 +338,11 @@ def detach_traced(pid: int, number: int) -> None:
     The child gets ``number``, the signal of its stop, unless the signal is SIGTRAP: the kernel
     sends SIGTRAP at exec for the tracer, and SIGTRAP kills an untraced process. Raises OSError.
     """
-    _check(_libc.ptrace(_PTRACE_DETACH, pid, None, 0 if number == signal.SIGTRAP else number))
+    check(_libc.ptrace(_PTRACE_DETACH, pid, None, 0 if number == signal.SIGTRAP else number))
 
 
-def _check(result: int) -> None:
+def check(result: int) -> None:
+    """Raises the OSError of a call of C that has not returned 0."""
     if result != 0:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))

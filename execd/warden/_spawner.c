@@ -144,7 +144,7 @@ struct spawner {
     int32_t channel, signals;
     int32_t in_gvisor;
     int32_t loadavg, children; /* -1: natively children, and in gVisor loadavg, or both */
-    int32_t spawn_flags;       /* beside FLAG_IS_PREPARED */
+    int32_t spawn_flags;       /* of a program without a terminal */
     int32_t oom_score_fd, oom_score, nice, n_limits;
     const struct limit *limits; /* before the limits of the message */
     int64_t patience;           /* how long a program may be in flight */
@@ -288,7 +288,7 @@ static int parse(const struct spawner *spawner, struct packed_spawn *fields, str
                                                    : (uint32_t)spawner->spawn_flags;
     *request = (struct spawn_request){
         .size = sizeof *request,
-        .flags = FLAG_IS_PREPARED | flags,
+        .flags = flags,
         .block = payload + program_at,
         .block_bytes = fields->program_bytes,
         .fds = fds,

@@ -57,8 +57,7 @@ if TYPE_CHECKING:
 
     from execd.proc.kernel_traits import KernelTraits
     from execd.proc.process_tree import Process
-    from execd.warden.job import Job
-    from execd.warden.job_table import JobTable
+    from execd.warden.job import Job, JobTable
 
 # When a freeze in gVisor ends, and this many unexplained tasks still rise, a read of /proc would
 # take minutes.
@@ -80,7 +79,8 @@ SLOW_GROWTH_TASKS, FIRST_PIECE = 24, 4
 # The next piece is continued after this time even if tasks rise: neighbours may start programs all
 # the time.
 HELD_SECONDS = 0.25
-# A scan that takes longer, while tasks grow towards a limit, is being outrun.
+# If a scan takes longer than this while the number of tasks grows towards a limit, the bomb forks
+# faster than the warden reads, and everything is stopped.
 SCAN_PATIENCE_SECONDS = 0.1
 # Natively a scan that takes longer is starved by the processes that the scan reads, whether they
 # grow or not: bombs at the pod's limit of processes only spin.

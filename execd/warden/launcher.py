@@ -69,7 +69,8 @@ class Launcher:
         self._traits = traits
         self._spawn_watch = SpawnWatch(leaders)
         self._account: Account | None = None
-        """Of the latest program that ``start`` has started, opened before the process existed."""
+        """The memory account of the program that ``start`` has started last, opened before the
+        process existed."""
         self.spawner = Spawner(
             channel=channel,
             child_signals=child_signals,

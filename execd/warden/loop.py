@@ -40,33 +40,8 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from execd.proc import kernel_traits, process_tree, self_process, spawn
+from execd.proc import kernel_traits, messages, process_tree, self_process, spawn
 from execd.proc.channel import Closed, close_all
-from execd.proc.messages import (
-    Adopt,
-    CellKilled,
-    Configure,
-    Exited,
-    Fault,
-    Kill,
-    KillCell,
-    Killed,
-    MarkActive,
-    Measure,
-    Measured,
-    MemfdLost,
-    Ping,
-    Pong,
-    ProtocolError,
-    ReadWritten,
-    Ready,
-    Request,
-    Signal,
-    Spawn,
-    Spawned,
-    SpawnFailed,
-    StartupDone,
-)
 from execd.proc.task_meter import TaskMeter
 from execd.warden.adoption import AdoptionFailed, PendingAdoptions
 from execd.warden.brake import Brake
@@ -157,7 +132,7 @@ class Warden:
 
     def run(self) -> None:
         """Serve the daemon until the daemon closes the socket or breaks the protocol."""
-        self._channel.send(Ready(os.getpid(), self_process.root_capabilities()))
+        self._channel.send(messages.Ready(os.getpid(), self_process.root_capabilities()))
         self._poll.register(self._channel, select.POLLIN)
         due = self._due()
         while True:
@@ -194,7 +169,7 @@ class Warden:
                 if due <= time.monotonic() and not self._spawner.has_in_flight:
                     self._run_due_work()
                     due = self._due()
-            except (Closed, ProtocolError):
+            except (Closed, messages.ProtocolError):
                 return
 
     # Requests.
@@ -215,8 +190,8 @@ class Warden:
         """Serve the request that ``receive`` returns. Returns whether there was a request."""
         try:
             received = receive()
-        except MemfdLost as lost:  # only a Spawn is long enough for a memfd
-            self._channel.send(SpawnFailed(lost.tag, "request", errno.EMFILE, str(lost)))
+        except messages.MemfdLost as lost:  # only a Spawn is long enough for a memfd
+            self._channel.send(messages.SpawnFailed(lost.tag, "request", errno.EMFILE, str(lost)))
             return True
         if received is None:
             return False
@@ -228,18 +203,18 @@ class Warden:
             close_all(descriptors)
         return True
 
-    def _serve_request(self, request: Request, descriptors: list[int]) -> None:
+    def _serve_request(self, request: messages.Request, descriptors: list[int]) -> None:
         match request:
-            case Spawn():
+            case messages.Spawn():
                 failed = self._launcher.start(request, descriptors)
                 if failed is not None:
                     self._channel.send(failed)
-            case Adopt():
+            case messages.Adopt():
                 self._begin_adoption(request, descriptors)
-            case MarkActive(tag):
+            case messages.MarkActive(tag):
                 if tag in self._jobs:
                     self._supervisor.mark_active(self._jobs[tag])
-            case Signal(tag, number, scope, mark):
+            case messages.Signal(tag, number, scope, mark):
                 job = self._jobs.get(tag)
                 if job is None or number not in signal.valid_signals():
                     return
@@ -247,28 +222,28 @@ class Warden:
                     self._supervisor.signal_members(job, number, scope, mark)
                 if scope in ("leader", "group", "cell") and job.reaped_at is None:
                     send_signal(-job.pid if scope == "group" else job.pid, number)
-            case Kill(tag, grace_seconds, unless_ended_before):
+            case messages.Kill(tag, grace_seconds, unless_ended_before):
                 job = self._jobs.get(tag)
                 if job is not None and not job.has_ended_before(unless_ended_before):
                     self._supervisor.kill(job, grace_seconds)
                 else:
                     if self._adoptions.cancel(tag):
                         self._supervisor.forget_unattributed()
-                    self._channel.send(Killed(tag, 0, []))
-            case KillCell(tag, mark, grace_seconds):
+                    self._channel.send(messages.Killed(tag, 0, []))
+            case messages.KillCell(tag, mark, grace_seconds):
                 if tag in self._jobs:
-                    self._supervisor.kill_cell(self._jobs[tag], mark, grace_seconds)
+                    self._supervisor.kill(self._jobs[tag], grace_seconds, mark)
                 else:
-                    self._channel.send(CellKilled(tag, mark, 0, []))
-            case Measure():
+                    self._channel.send(messages.CellKilled(tag, mark, 0, []))
+            case messages.Measure():
                 self._send_measurement(request)
-            case Configure():
+            case messages.Configure():
                 if descriptors and descriptors[0] >= 0:
                     self._supervisor.totals.open(os.dup(descriptors[0]))
                 fault = self._supervisor.memory.configure(request)
                 if fault is not None:
-                    self._channel.send(Fault(fault))
-            case ReadWritten(sequence, is_urgent):
+                    self._channel.send(messages.Fault(fault))
+            case messages.ReadWritten(sequence, is_urgent):
                 self._channel.send(
                     read_written(
                         sequence,
@@ -279,18 +254,18 @@ class Warden:
                 )
                 if is_urgent:
                     self._supervisor.hasten_scan()
-            case Ping(sequence):
-                self._channel.send(Pong(sequence, self._is_quiet))
+            case messages.Ping(sequence):
+                self._channel.send(messages.Pong(sequence, self._is_quiet))
 
     @property
     def _is_quiet(self) -> bool:
         """Whether no user code lives and no answer is due: see ``Pong``."""
         return self._supervisor.is_quiet and not self._adoptions and not self._unannounced
 
-    def _send_measurement(self, request: Measure) -> None:
+    def _send_measurement(self, request: messages.Measure) -> None:
         job = self._jobs.get(request.tag)
         if job is None:
-            self._channel.send(Measured(request.tag, 0, 0.0, 0.0, 0, 0, 0))
+            self._channel.send(messages.Measured(request.tag, 0, 0.0, 0.0, 0, 0, 0))
             return
         leader = process_tree.read_process(job.pid) if job.reaped_at is None else None
         self._channel.send(job.measure(leader))
@@ -373,7 +348,7 @@ class Warden:
     def _take_over(self, program: StartedProgram) -> None:
         """Report the end of a program that the C has started, or make a job."""
         request, descriptors = self._channel.unpack(*program.request)
-        assert isinstance(request, Spawn), "the C starts nothing else"
+        assert isinstance(request, messages.Spawn), "the C starts nothing else"
         try:
             if program.end is not None:
                 self._report_end(request.tag, program, program.end)
@@ -385,14 +360,14 @@ class Warden:
         if not request.is_idle:
             self._startup_watch.add(job, spawn_seconds=program.spawn_seconds)
         if request.announce:
-            self._channel.send(Spawned(job.tag, job.pid, job.spawned_at, job.is_direct))
+            self._channel.send(messages.Spawned(job.tag, job.pid, job.spawned_at, job.is_direct))
         else:
             self._unannounced[job.tag] = job
 
     def _report_end(self, tag: int, program: StartedProgram, end: ProgramEnd) -> None:
         is_hidden = self._own_peak.may_hide(end.max_rss_bytes)
         self._channel.send(
-            Exited(
+            messages.Exited(
                 tag,
                 program.pid,
                 program.spawned_at,
@@ -417,10 +392,12 @@ class Warden:
 
     # Adoption.
 
-    def _begin_adoption(self, request: Adopt, descriptors: list[int]) -> None:
+    def _begin_adoption(self, request: messages.Adopt, descriptors: list[int]) -> None:
         if len(descriptors) != 1 or descriptors[0] < 0:
             self._channel.send(
-                SpawnFailed(request.tag, "adopt", errno.EMFILE, "a descriptor was lost on the way")
+                messages.SpawnFailed(
+                    request.tag, "adopt", errno.EMFILE, "a descriptor was lost on the way"
+                )
             )
             return
         self._supervisor.record_change()
@@ -436,13 +413,13 @@ class Warden:
             if worker.pid in self._leaders:
                 raise AdoptionFailed("it leads a tree already")
         except AdoptionFailed as error:
-            self._channel.send(SpawnFailed(request.tag, "adopt", 0, str(error)))
+            self._channel.send(messages.SpawnFailed(request.tag, "adopt", 0, str(error)))
             return
         for job in self._jobs.values():  # a scan may have counted the worker to its parent's tree
             job.members.pop(worker.pid, None)
         job = adoption.make_job(worker, time.monotonic())
         self._add_job(job)
-        self._channel.send(Spawned(job.tag, job.pid, job.spawned_at))
+        self._channel.send(messages.Spawned(job.tag, job.pid, job.spawned_at))
 
     # Waiting.
 
@@ -499,7 +476,7 @@ class Warden:
                 break  # later entries were spawned later
             assert job.reaped_at is None, "the reaping removes the entry"
             del self._unannounced[tag]
-            self._channel.send(Spawned(tag, job.pid, job.spawned_at, job.is_direct))
+            self._channel.send(messages.Spawned(tag, job.pid, job.spawned_at, job.is_direct))
 
     # Time.
 
@@ -522,7 +499,9 @@ class Warden:
         for adoption in self._adoptions.take_expired(now):
             self._supervisor.forget_unattributed()
             self._channel.send(
-                SpawnFailed(adoption.request.tag, "adopt", errno.ETIMEDOUT, "nobody greeted")
+                messages.SpawnFailed(
+                    adoption.request.tag, "adopt", errno.ETIMEDOUT, "nobody greeted"
+                )
             )
         if self._jobs or not self._supervisor.is_quiet:
             self._look_after_young(now)
@@ -531,4 +510,4 @@ class Warden:
     def _look_after_young(self, now: float) -> None:
         self._announce_starts(now)
         for tag in self._startup_watch.check_due(now, self._supervisor.may_read):
-            self._channel.send(StartupDone(tag))
+            self._channel.send(messages.StartupDone(tag))

@@ -28,7 +28,7 @@ class _Returning(NamedTuple):
 
 
 class ReturningMemory:
-    """What is known of one tree."""
+    """The memory that the dying processes of one tree still hold."""
 
     def __init__(self) -> None:
         self._rss_bytes: dict[tuple[int, int], int] = {}

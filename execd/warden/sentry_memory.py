@@ -1,9 +1,9 @@
 """An estimate of the memory that gVisor itself takes: the sentry's heap, and the host's processes
 and page tables behind the processes of the sandbox. Pure.
 
-This memory counts for the pod's cgroup, and no file inside of the sandbox shows it. So the estimate
-goes by what makes it grow. The sentry keeps what it once took. docs/operating.md has the
-measurements behind the figures, which are rounded up.
+This memory counts for the pod's cgroup, and no file inside of the sandbox shows the memory. So the
+estimate follows the number of processes, and never falls, because the sentry keeps the memory of
+ended processes. docs/operating.md has the measurements behind the figures, which are rounded up.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 BASE_BYTES = 32 << 20
 # For each process or thread that lived at the same time, at the moment with the most.
 TASK_BYTES = 384 << 10
-# What a process leaves, until so many have left it. The sentry uses that again: 2,000 commands took
-# 160 MiB, and 2,000 more took 4 MiB.
+# The sentry's memory grows by LEFT_BYTES for each process that has begun and ended, up to a number
+# of processes. Later processes use the same memory: 2,000 commands took 160 MiB, 2,000 more 4 MiB.
 LEFT_BYTES = 160 << 10
 LEAVING_PROCESSES, LEAVING_PROCESSES_OF_2024 = 100, 1100
 RELEASE_OF_2024 = "4.4.0"

@@ -183,8 +183,8 @@ class Outcome(NamedTuple):
 
     end_of_call: EndOfCall
     programs: list[StartedProgram]
-    """Those that are given back. After CALLER_TAKES_ALL no program is in flight any more; otherwise
-    the caller lets the call go on, or takes the others too."""
+    """The programs that the C gives back. After CALLER_TAKES_ALL no program is in flight any more;
+    otherwise the caller lets the call go on, or takes the rest too."""
     stranger: int
     """A child that has ended, and that is no program in flight; 0: none."""
     received: Received | None
@@ -229,7 +229,7 @@ class Spawner:
             *[spawn.LimitFields(which, 0, soft, hard) for which, soft, hard in former_limits]
         )
         self._datagram = b""
-        """Of the latest start by ``start``: the C refers to a long message."""
+        """The message of the latest start by ``start``, kept because the C refers to its bytes."""
         self._fields = _Spawner(
             channel=channel,
             signals=child_signals,

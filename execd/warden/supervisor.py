@@ -27,8 +27,7 @@ from execd.proc.memory import MemoryMonitor
 from execd.proc.messages import LimitReached
 from execd.warden import tree_signals
 from execd.warden.fork_bombs import SLOW_GROWTH_TASKS, ForkBombs
-from execd.warden.job import send_signal
-from execd.warden.job_table import JobTable
+from execd.warden.job import JobTable, send_signal
 from execd.warden.scan_schedule import Schedule
 from execd.warden.sentry_memory import SentryMemory
 from execd.warden.tree_kill import Phase, TreeKill
@@ -154,27 +153,21 @@ class Supervisor:
         self._attend(job)
         job.signals.setdefault((number, scope, mark), time.monotonic())
 
-    def kill(self, job: Job, grace_seconds: float) -> None:
-        """Begin to end the job's tree, or shorten the grace of the kill under way."""
+    def kill(self, job: Job, grace_seconds: float, mark: int = 0) -> None:
+        """Begin to end the job's tree, or with ``mark`` what a cell of the job has begun; or
+        shorten the grace of the kill under way."""
         assert self.jobs.get(job.tag) is job
         now = time.monotonic()
         self._attend(job)
-        if job.kill is not None:
-            job.kill.shorten_grace(now, grace_seconds)
-            return
-        job.kill = TreeKill(now, grace_seconds, job.pid if job.reaped_at is None else None)
-        tree_signals.signal_leader_group(job)
-        self._schedule.record_kill(now)
-
-    def kill_cell(self, job: Job, mark: int, grace_seconds: float) -> None:
-        """Begin to end what a cell of the job has begun, or shorten the grace."""
-        assert self.jobs.get(job.tag) is job
-        now = time.monotonic()
-        self._attend(job)
-        if (kill := job.cell_kills.get(mark)) is not None:
+        kill = job.cell_kills.get(mark) if mark else job.kill
+        if kill is not None:
             kill.shorten_grace(now, grace_seconds)
             return
-        job.cell_kills[mark] = TreeKill(now, grace_seconds, None)
+        if mark:
+            job.cell_kills[mark] = TreeKill(now, grace_seconds, None)
+        else:
+            job.kill = TreeKill(now, grace_seconds, job.pid if job.reaped_at is None else None)
+            tree_signals.signal_leader_group(job)
         self._schedule.record_kill(now)
 
     def _attend(self, job: Job) -> None:

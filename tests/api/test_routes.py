@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from docs.generate.types import description
 from execd.api.python_runtime.reply import ListedEntry
 from execd.api.routes import PORT_8888, routes, runs_something
 from execd.api.wire import errors
@@ -147,12 +148,7 @@ def walk(info: msgspec.inspect.Type) -> Iterator[msgspec.inspect.StructType]:
 
 def undescribed(struct: msgspec.inspect.StructType) -> list[str]:
     """Return the fields without a description."""
-    return [
-        field.name
-        for field in struct.fields
-        if not isinstance(field.type, msgspec.inspect.Metadata)
-        or not (field.type.extra_json_schema or {}).get("description")
-    ]
+    return [field.name for field in struct.fields if not description(struct.cls, field)]
 
 
 STRUCTS = structs_of(routes())

@@ -8,7 +8,6 @@ also has the connections that no page asked for.
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import itertools
 import json
@@ -89,10 +88,6 @@ class Page:
             "new Promise((resolve) => { const look = () => "
             f"{{ ({condition}) ? resolve() : setTimeout(look, 20) }}; look(); }})"
         )
-
-    async def screenshot(self, **parameters: Any) -> bytes:
-        reply = await self.call("Page.captureScreenshot", **parameters)
-        return base64.b64decode(reply["data"])
 
     def receive(self, event: dict[str, Any]) -> None:
         match event["method"], event["params"]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from tests.browser.chromium import Browser, Page
     from tests.conformance.target import Target
 
-SCREENSHOT = Path(__file__).parents[2] / "docs" / "reference" / "docs-page.png"
 VIEWER = Path(__file__).parents[2] / "execd" / "api" / "docs" / "page" / "viewer.js"
 METHODS = {"get", "put", "post", "delete"}
 
@@ -105,8 +103,6 @@ async def test_the_page_shows_all_operations_below_any_prefix_and_offers_nothing
             page = await browser.new_page()
             await page.open(f"{router.url}{prefix}{path}")
             assert await shown(page) == operations
-            if os.environ.get("EXECD_WRITE_SCREENSHOT"):
-                SCREENSHOT.write_bytes(await page.screenshot())
             await unfold(page)
             events, messages = await page.evaluate(EXTENSIONS)
             assert events.startswith("x-events: started, stdout, ")

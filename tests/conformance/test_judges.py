@@ -53,7 +53,7 @@ HANDLER_LEAKS = (
     """
 import os
 from execd.api.probes import probes
-original = probes.metadata
+original = probes.get_metadata
 async def metadata(request):
     os.open("/dev/full", os.O_WRONLY)
     return await original(request)

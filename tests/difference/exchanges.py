@@ -22,8 +22,8 @@ from urllib.parse import quote
 if TYPE_CHECKING:
     import httpx
 
-CELL_CHARACTERS = 160
-"""Of a line in a cell of docs/reference/upstream.md."""
+SHOWN_CHARACTERS = 160
+"""Of an answer in docs/reference/upstream.md."""
 ADDED = {"duration_seconds", "execution_id"}
 TIMES = {"mod_time"}
 HEADERS = ("content-type", "location", "content-range", "content-disposition")
@@ -473,11 +473,11 @@ def _is_json(reply: httpx.Response) -> bool:
     return reply.headers.get("content-type") == "application/json" and bool(reply.content)
 
 
-def cell(text: str) -> str:
-    """The line, or the beginning of a long line, in a cell of the page."""
-    if len(text) > CELL_CHARACTERS:
-        text = f"{text[:CELL_CHARACTERS]}… ({len(text)} characters)"
-    return f"`{text.replace('|', chr(92) + '|')}`"
+def shown(text: str) -> str:
+    """The line, or the beginning of a long line, on the page."""
+    if len(text) > SHOWN_CHARACTERS:
+        text = f"{text[:SHOWN_CHARACTERS]}… ({len(text)} characters)"
+    return f"`{text}`"
 
 
 def _stable(body: Any) -> Any:

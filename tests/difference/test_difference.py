@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.servers import Place
 
-from .exchanges import EXCHANGES, Exchange, cell, line
+from .exchanges import EXCHANGES, Exchange, line, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,11 +78,17 @@ def differences() -> dict[str, tuple[str, str]]:
     return found
 
 
+DIFFERENCE = re.compile(r"\* (.+)\n  \* upstream: (.+)\n  \* execd: (.+)(?:\n|$)")
+
+
 def rows() -> Iterator[tuple[str, str, str, str]]:
-    for text in PAGE.read_text().splitlines():
-        if text.startswith("| ") and not text.startswith("| request"):
-            name, theirs, ours, reason = (part.strip() for part in text.strip("|").split(" | "))
-            yield name, theirs, ours, reason
+    """The request, both answers and the reason: a reason is the paragraph above its list."""
+    reason = ""
+    for paragraph in PAGE.read_text().split("\n\n"):
+        if paragraph.startswith("* "):
+            for name, theirs, ours in DIFFERENCE.findall(paragraph):
+                yield name, theirs, ours, reason
+        reason = "" if paragraph.startswith("#") else paragraph
 
 
 @pytest.fixture(scope="module")
@@ -93,15 +99,14 @@ def found() -> dict[str, tuple[str, str]]:
 def test_each_difference_to_upstream_is_listed_with_its_reason(
     found: dict[str, tuple[str, str]],
 ) -> None:
-    expected = {
-        name.replace("|", "\\|"): (cell(theirs), cell(ours))
-        for name, (theirs, ours) in found.items()
-    }
+    expected = {name: (shown(theirs), shown(ours)) for name, (theirs, ours) in found.items()}
     listed = {name: (theirs, ours) for name, theirs, ours, _ in rows()}
     if os.environ.get("EXECD_WRITE_DIFFERENCES"):
         reasons = {name: reason for name, _, _, reason in rows()}
         for name, (theirs, ours) in expected.items():
-            print(f"| {name} | {theirs} | {ours} | {reasons.get(name, '')} |")
+            print(
+                f"{reasons.get(name, '')}\n\n* {name}\n  * upstream: {theirs}\n  * execd: {ours}\n"
+            )
     assert listed == expected
     assert all(reason for *_, reason in rows())
 

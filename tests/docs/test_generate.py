@@ -26,7 +26,7 @@ REFERENCE = DOCS / "reference"
 
 
 def name_of(path: Path) -> str:
-    return str(path.relative_to(DOCS))
+    return str(path.relative_to(ROOT))
 
 
 FILES = generated_files()

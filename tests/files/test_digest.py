@@ -5,7 +5,7 @@ import hashlib
 import pytest
 
 from execd.errors import InvalidArgument
-from execd.files.digest import DigestCheck
+from execd.files.write import DigestCheck
 
 WANTED = hashlib.sha256(b"whole").digest()
 

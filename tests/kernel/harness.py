@@ -19,6 +19,7 @@ import psutil
 
 from execd.engine.sessions import zygote_process
 from execd.kernel import frames
+from tests.kernel.worker_frames import FROM_WORKER
 from tests.patience import patience
 
 DEADLINE_SECONDS = 30.0
@@ -122,7 +123,7 @@ class WorkerProcess:
     the greeting."""
 
     def __init__(self, ends: Ends) -> None:
-        self.peer = Peer(ends.protocol, frames.FROM_WORKER)
+        self.peer = Peer(ends.protocol, FROM_WORKER)
         self.pid = self._greeted(ends.greeting)
         self._pipes = {ends.stdout: bytearray(), ends.stderr: bytearray()}
         self.stdout_fd, self.stderr_fd = ends.stdout, ends.stderr

@@ -11,6 +11,7 @@ import pytest
 from execd.kernel import cell_front_end, frames
 from execd.kernel.cell_front_end import CellFrontEnd
 from execd.kernel.frame_channel import FrameChannel
+from tests.kernel.worker_frames import FROM_WORKER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,6 +49,6 @@ def test_frame_that_meets_the_end_of_its_cell_carries_the_number_of_the_cell(
 
     monkeypatch.setattr(cell_front_end, "getpid", end_the_cell_meanwhile)
     SENDERS[kind](front_end)
-    decoder = frames.FrameDecoder(frames.FROM_WORKER)
+    decoder = frames.FrameDecoder(FROM_WORKER)
     [frame] = decoder.feed(daemon.recv(4096))
     assert (frame["type"], frame["id"]) == (kind, 7)

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from execd.kernel import frames
 from execd.kernel.frames import (
-    FROM_WORKER,
     FROM_ZYGOTE,
     TO_WORKER,
     TO_ZYGOTE,
     FrameDecoder,
     FrameError,
 )
+from tests.kernel.worker_frames import FROM_WORKER
 
 SOUND = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 # A high surrogate and then a low one would become one character on the way.

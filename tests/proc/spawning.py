@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 KEEP_FD = -1
-_CONTROLLING_TERMINAL, _IS_PREPARED = 1, 2
+_CONTROLLING_TERMINAL = 1
 _KEEP_ID = 2**32 - 1
 
 
@@ -72,19 +72,18 @@ def spawn(
     controlling_terminal: bool = False,
     nice: int = 0,
     oom_score: c.OomScore | None = None,
-    is_prepared: bool = False,
     leads_session: bool = True,
 ) -> StartedProgram:
     """Start a program with ``fds`` as its descriptors 0, 1, 2 ….
 
     ``program``: see ``program_block``. ``fds`` may have KEEP_FD in the place of a descriptor.
-    ``is_prepared``: the caller has called ``prepare``.
+    The caller has called ``prepare``, or starts programs to which signals and privileges do not
+    matter.
     """
     groups = identity.groups or ()
     request = _SpawnRequest(
         ctypes.sizeof(_SpawnRequest),
         (_CONTROLLING_TERMINAL if controlling_terminal else 0)
-        | (_IS_PREPARED if is_prepared else 0)
         | (0 if leads_session else GROUP_ONLY),
         program,
         len(program),

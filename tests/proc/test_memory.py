@@ -299,24 +299,6 @@ def test_a_tree_that_somebody_else_is_ending_counts_as_memory_that_comes_back(
     assert ended(policy, 2.0, 950, account(1, 40, ending=True), account(2, 300)) == [2]
 
 
-def test_a_warden_that_was_stopped_waits_for_memory_that_the_daemon_has_freed(
-    policy: MemoryPolicy,
-) -> None:
-    hog, other = account(1, 0), account(2, 300)
-    policy.note_continued(1.0)
-    assert ended(policy, 1.0, 950, hog, other) == []
-    assert ended(policy, 1.1, 990, hog, other) == []
-    assert ended(policy, 1.1 + SETTLE_SECONDS, 960, hog, other) == [2], "not come back in time"
-
-
-def test_a_tree_that_grows_after_the_warden_was_stopped_ends(policy: MemoryPolicy) -> None:
-    hog = account(1, 300)
-    policy.note_continued(1.0)
-    assert ended(policy, 1.0, 950, hog) == []
-    hog.record_scan(330 * MIB, ending=False)
-    assert ended(policy, 1.1, 980, hog) == [1], "half of what was left is gone"
-
-
 def test_shared_memory_that_grew_more_than_any_tree_holds_is_told_once_and_blamed_on_nobody(
     policy: MemoryPolicy,
 ) -> None:

@@ -114,7 +114,7 @@ def test_a_warden_without_namespaces_is_born_below_a_subreaper(
     # In gVisor a process that is a subreaper already hears of no later subreaper above.
     born_below_a_subreaper = []
 
-    def clone(*, clone_flags: int, **_: Any) -> int:
+    def clone(*, clone_flags: int = 0, **_: Any) -> int:
         if clone_flags:
             raise spawn.StepFailed("clone", errno.EPERM, None)
         born_below_a_subreaper.append(subreaper.is_subreaper())

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import resource
-import signal
 import socket
 import struct
 import subprocess
@@ -148,35 +147,9 @@ def test_a_program_that_leads_no_session_has_a_group_of_its_own_in_the_callers_s
 
 
 @pytest.mark.linux_only("gVisor's /proc/PID/status has no signal masks")
-def test_signals_are_at_their_defaults_and_unblocked_though_ours_are_not() -> None:
-    ours = [signal.SIGUSR1, signal.SIGTERM, signal.SIGPIPE, signal.SIGRTMIN + 5, signal.SIGTTOU]
-    before = {number: signal.getsignal(number) for number in ours}
-    mask = signal.pthread_sigmask(
-        signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD, signal.SIGRTMAX}
-    )
-    for number in ours:
-        signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR2, lambda *_: None)
-    try:
-        # Neither Python nor the shell: Python ignores SIGPIPE and SIGXFSZ, and the shell blocks all
-        # signals during a fork.
-        found = dict(
-            line.split(":\t") for line in sh("exec grep ^Sig /proc/self/status").splitlines()
-        )
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        signal.signal(signal.SIGUSR2, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    assert int(found["SigIgn"], 16) == 0
-    assert int(found["SigBlk"], 16) == 0
-    assert signal.pthread_sigmask(signal.SIG_BLOCK, set()) == mask, (
-        "the parent's own mask is as it was"
-    )
-
-
-@pytest.mark.linux_only("gVisor's /proc/PID/status has no signal masks")
-def test_a_program_of_a_prepared_caller_blocks_and_ignores_no_signal(tmp_path: Path) -> None:
+def test_a_program_of_a_prepared_caller_has_default_signals_and_no_way_to_more_privileges(
+    tmp_path: Path,
+) -> None:
     """But for the two signals of the C library, 32 and 33, which ``execd_clone`` resets."""
     program = f"""
 import os, sys
@@ -186,10 +159,10 @@ from execd.proc.program_block import pack
 from tests.proc import spawning
 spawn.prepare()
 out = os.open({str(tmp_path / "found")!r}, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC)
-argv = ["grep", "^Sig", "/proc/self/status"]
+argv = ["grep", "^Sig\\|^NoNewPrivs", "/proc/self/status"]
 fds = [spawning.KEEP_FD, out, spawning.KEEP_FD]
 program = pack(argv, {PATH!r}, "/")
-pid, *_ = spawning.spawn(program=program, fds=fds, is_prepared=True)
+pid, *_ = spawning.spawn(program=program, fds=fds)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
     run_in_new_process(program)
@@ -197,6 +170,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     of_the_c_library = 0b11 << 31
     found_bits = [int(found[name], 16) & ~of_the_c_library for name in ("SigBlk", "SigIgn")]
     assert found_bits == [0, 0]
+    assert found["NoNewPrivs"] == "1"
 
 
 def test_a_prepared_caller_learns_of_the_end_of_a_child_from_a_descriptor() -> None:
@@ -213,7 +187,7 @@ poll.register(ends, select.POLLIN)
 for _ in range(2):
     assert poll.poll(0) == []
     program = pack(["true"], {PATH!r}, "/")
-    pid, *_ = spawning.spawn(program=program, fds=[0, 1, 2], is_prepared=True)
+    pid, *_ = spawning.spawn(program=program, fds=[0, 1, 2])
     assert poll.poll(20_000) == [(ends, select.POLLIN)]
     assert os.read(ends, 4096)[0] == signal.SIGCHLD
     assert os.waitpid(pid, 0)[1] == 0
@@ -317,11 +291,6 @@ assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1, "descriptor 4 is c
     run_in_new_process(program)
     written = [(tmp_path / f"file{number}").read_text()[:2] for number in range(3)]
     assert written == ["03", "", "12"]
-
-
-@pytest.mark.linux_only("gVisor's /proc/PID/status has no NoNewPrivs")
-def test_privileges_cannot_grow_at_exec() -> None:
-    assert sh("grep NoNewPrivs /proc/$$/status").split() == ["NoNewPrivs:", "1"]
 
 
 @pytest.mark.linux_only("a terminal of the sandbox has no name in gVisor")

@@ -21,8 +21,7 @@ from execd.warden.fork_bombs import (
     Unstoppable,
     children_first,
 )
-from execd.warden.job import Job
-from execd.warden.job_table import JobTable
+from execd.warden.job import Job, JobTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -20,7 +20,7 @@ from execd.proc import process_tree
 from execd.proc.kernel_traits import LINUX
 from execd.proc.task_meter import TaskMeter
 from execd.warden.fork_bombs import ForkBombs
-from execd.warden.job_table import JobTable
+from execd.warden.job import JobTable
 
 FORKS = '''
 import contextlib, mmap, os

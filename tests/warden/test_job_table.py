@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from execd.proc.memory import Account
 from execd.proc.messages import Spawn
 from execd.proc.program_block import pack
-from execd.warden.job import Job
-from execd.warden.job_table import JobTable
+from execd.warden.job import Job, JobTable
 
 LIMITS = st.sampled_from([0, 5, 512, 4096])
 

@@ -41,7 +41,7 @@ from execd.api.wire.errors import DetailReply
 from execd.api.wire.keys import ENGINE
 from execd.api.wire.origins import note_started, origin_of, trace_environment
 from execd.api.wire.replies import json_reply, replace_surrogates
-from execd.api.wire.route import BYTES, FORM, PATH, Route
+from execd.api.wire.route import BYTES, FORM, PATH, RouteTable
 from execd.api.wire.targets import path_below
 from execd.engine.executions.command import shell_program
 from execd.engine.executions.submission import Submission
@@ -67,6 +67,10 @@ if TYPE_CHECKING:
     from execd.engine.files.transfers import Upload
 
 
+# Each route with and without a trailing slash: clients take any redirect for an error.
+ROUTES = RouteTable()
+
+
 def _answering_refusals(handler: Handler) -> Handler:
     @wraps(handler)
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -81,7 +85,17 @@ def _answering_refusals(handler: Handler) -> Handler:
 # --- /execute
 
 
+@ROUTES.add(
+    "POST",
+    {"execute": "/execute", "execute_with_slash": "/execute/"},
+    headers=("X-Sandbox-Timeout", "X-Request-ID", "traceparent"),
+    body=(execute_request.ExecuteRequest,),
+    replies={200: (ExecuteReply,), 400: (DetailReply,), 422: (FaultsReply,)},
+    errors=(ResourceExhausted,),
+)
+@_answering_refusals
 async def execute(request: web.Request) -> web.StreamResponse:
+    """Run a shell command."""
     engine = request.app[ENGINE]
     body = await read_body(request)
     parsed = execute_request.parse(body, request.headers.get("Content-Type"))
@@ -140,7 +154,16 @@ def request_key(request_id: str | None, body: bytes) -> bytes | None:
 # --- files
 
 
+@ROUTES.add(
+    "POST",
+    {"upload": "/upload", "upload_with_slash": "/upload/"},
+    body=(FORM,),
+    replies={200: (UploadReply,), 400: (DetailReply,), 422: (FaultsReply,)},
+    errors=(NotFound, Conflict, ResourceExhausted, NoSpace, ReadOnly),
+)
+@_answering_refusals
 async def upload(request: web.Request) -> web.StreamResponse:
+    """Write a file below the base dir, under the filename of the part."""
     try:
         boundary = multipart.boundary(request.headers.get("Content-Type", ""))
     except InvalidArgument as error:
@@ -198,7 +221,16 @@ def _no_file_in_part() -> Refused:
     return Refused(422, [fault("value_error", ["file"], message, None)])
 
 
+@ROUTES.add(
+    "GET",
+    {"download_base_dir": "/download", "download": "/download" + PATH},
+    headers=("Range", "If-Range", "If-None-Match", "If-Modified-Since"),
+    replies={200: (BYTES,), 206: (BYTES,), 304: ()},
+    reply_headers=FILE_HEADERS,
+    errors=(NotFound, Conflict, RangeNotSatisfiable, ResourceExhausted),
+)
 async def download(request: web.Request) -> web.StreamResponse:
+    """Read a file below the base dir."""
     try:
         async with await request.app[ENGINE].files.open(
             path_below(request.raw_path, "/download")
@@ -208,7 +240,14 @@ async def download(request: web.Request) -> web.StreamResponse:
         raise _reworded(error, missing="File not found") from error
 
 
+@ROUTES.add(
+    "GET",
+    {"list_base_dir": "/list", "list_directory": "/list" + PATH},
+    replies={200: (list[ListedEntry],)},
+    errors=(NotFound, Conflict, ResourceExhausted),
+)
 async def list_directory(request: web.Request) -> web.StreamResponse:
+    """List a directory below the base dir."""
     files = request.app[ENGINE].files
     try:
         async with await files.open_listing(path_below(request.raw_path, "/list")) as listing:
@@ -228,7 +267,14 @@ def _entry_reply(entry: Entry) -> ListedEntry:
     )
 
 
+@ROUTES.add(
+    "GET",
+    {"base_dir_exists": "/exists", "exists": "/exists" + PATH},
+    replies={200: (ExistsReply,)},
+    errors=(NotFound, ResourceExhausted),
+)
 async def exists(request: web.Request) -> web.StreamResponse:
+    """Whether a path below the base dir exists."""
     path = path_below(request.raw_path, "/exists")
     try:
         found = await request.app[ENGINE].files.exists(path)
@@ -254,80 +300,3 @@ def _reworded(
             return type(error)(f"{failed}: {error.message}", **error.details)
         case _:
             return error
-
-
-# Each route with and without a trailing slash: clients take any redirect for an error.
-ROUTES = (
-    *(
-        Route(
-            method="POST",
-            path=path,
-            handler=_answering_refusals(execute),
-            name=name,
-            summary="Run a shell command",
-            headers=("X-Sandbox-Timeout", "X-Request-ID", "traceparent"),
-            body=(execute_request.ExecuteRequest,),
-            replies={
-                200: (ExecuteReply,),
-                400: (DetailReply,),
-                422: (FaultsReply,),
-            },
-            errors=(ResourceExhausted,),
-        )
-        for name, path in (("execute", "/execute"), ("execute_with_slash", "/execute/"))
-    ),
-    *(
-        Route(
-            method="POST",
-            path=path,
-            handler=_answering_refusals(upload),
-            name=name,
-            summary="Write a file below the base dir, under the filename of the part",
-            body=(FORM,),
-            replies={200: (UploadReply,), 400: (DetailReply,), 422: (FaultsReply,)},
-            errors=(NotFound, Conflict, ResourceExhausted, NoSpace, ReadOnly),
-        )
-        for name, path in (("upload", "/upload"), ("upload_with_slash", "/upload/"))
-    ),
-    *(
-        Route(
-            method="GET",
-            path=path,
-            handler=download,
-            name=name,
-            summary="Read a file below the base dir",
-            headers=("Range", "If-Range", "If-None-Match", "If-Modified-Since"),
-            replies={200: (BYTES,), 206: (BYTES,), 304: ()},
-            reply_headers=FILE_HEADERS,
-            errors=(NotFound, Conflict, RangeNotSatisfiable, ResourceExhausted),
-        )
-        for name, path in (
-            ("download_base_dir", "/download"),
-            ("download", "/download" + PATH),
-        )
-    ),
-    *(
-        Route(
-            method="GET",
-            path=path,
-            handler=list_directory,
-            name=name,
-            summary="List a directory below the base dir",
-            replies={200: (list[ListedEntry],)},
-            errors=(NotFound, Conflict, ResourceExhausted),
-        )
-        for name, path in (("list_base_dir", "/list"), ("list_directory", "/list" + PATH))
-    ),
-    *(
-        Route(
-            method="GET",
-            path=path,
-            handler=exists,
-            name=name,
-            summary="Whether a path below the base dir exists",
-            replies={200: (ExistsReply,)},
-            errors=(NotFound, ResourceExhausted),
-        )
-        for name, path in (("base_dir_exists", "/exists"), ("exists", "/exists" + PATH))
-    ),
-)

@@ -22,7 +22,7 @@ from execd.api.wire.downloads import content_disposition
 from execd.api.wire.fields import parse_query
 from execd.api.wire.keys import ENGINE
 from execd.api.wire.replies import json_reply
-from execd.api.wire.route import BYTES, PATH, Route
+from execd.api.wire.route import BYTES, PATH, RouteTable
 from execd.api.wire.streams import abort_when_stalled
 from execd.api.wire.targets import path_below, query_of
 from execd.errors import Conflict, NoSpace, NotFound, ReadOnly, ResourceExhausted
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from execd.engine.files.service import Files
 
 ROUTE = "/v1/archive"
+ROUTES = RouteTable()
 CONTENT_TYPES: dict[ArchiveFormat, str] = {
     "tar": "application/x-tar",
     "tar.gz": "application/gzip",
@@ -55,7 +56,16 @@ def _files(request: web.Request) -> Files:
     return request.app[ENGINE].sandboxd_files
 
 
+@ROUTES.add(
+    "GET",
+    {"pack_base_dir": ROUTE, "pack_directory": ROUTE + PATH},
+    query=PackQuery,
+    replies={200: tuple(CONTENT_TYPES.values())},
+    reply_headers=("Content-Disposition",),
+    errors=(NotFound, Conflict, ResourceExhausted),
+)
 async def download(request: web.Request) -> web.StreamResponse:
+    """Read a directory as an archive."""
     query = parse_query(query_of(request.raw_path), PackQuery)
     path = path_below(request.raw_path, ROUTE)
     async with await _files(request).pack(
@@ -76,7 +86,17 @@ async def download(request: web.Request) -> web.StreamResponse:
     return response
 
 
+@ROUTES.add(
+    "PUT",
+    {"unpack_base_dir": ROUTE, "unpack_directory": ROUTE + PATH},
+    query=UnpackQuery,
+    headers=("Repr-Digest", "Content-Digest"),
+    body=(*CONTENT_TYPES.values(), BYTES),
+    replies={200: (UnpackReply,)},
+    errors=(NotFound, Conflict, ResourceExhausted, NoSpace, ReadOnly),
+)
 async def upload(request: web.Request) -> web.StreamResponse:
+    """Unpack an archive into a directory."""
     query = parse_query(query_of(request.raw_path), UnpackQuery)
     sha256 = validators.body_sha256(request.headers)
     path = path_below(request.raw_path, ROUTE)
@@ -94,37 +114,3 @@ async def upload(request: web.Request) -> web.StreamResponse:
             bytes=done.n_bytes,
         )
     )
-
-
-PATHS = (("base_dir", ROUTE), ("directory", ROUTE + PATH))
-ROUTES = (
-    *(
-        Route(
-            method="GET",
-            path=path,
-            handler=download,
-            name=f"pack_{noun}",
-            summary="Read a directory as an archive",
-            query=PackQuery,
-            replies={200: tuple(CONTENT_TYPES.values())},
-            reply_headers=("Content-Disposition",),
-            errors=(NotFound, Conflict, ResourceExhausted),
-        )
-        for noun, path in PATHS
-    ),
-    *(
-        Route(
-            method="PUT",
-            path=path,
-            handler=upload,
-            name=f"unpack_{noun}",
-            summary="Unpack an archive into a directory",
-            query=UnpackQuery,
-            headers=("Repr-Digest", "Content-Digest"),
-            body=(*CONTENT_TYPES.values(), BYTES),
-            replies={200: (UnpackReply,)},
-            errors=(NotFound, Conflict, ResourceExhausted, NoSpace, ReadOnly),
-        )
-        for noun, path in PATHS
-    ),
-)

@@ -33,11 +33,12 @@ from msgspec import Meta
 
 from execd.api.v1 import execution_events, execution_reply
 from execd.api.v1.execution_types import ExecutionReply
+from execd.api.v1.executions import EXECUTION_ROUTE
 from execd.api.wire.auth import TOKEN_SUBPROTOCOL
 from execd.api.wire.body import lease_of
 from execd.api.wire.fields import parse_json, parse_query
 from execd.api.wire.keys import ENGINE
-from execd.api.wire.route import Socket
+from execd.api.wire.route import RouteTable, Socket
 from execd.api.wire.signal_names import signal_number
 from execd.api.wire.socket_viewer import (
     MAX_MESSAGE_BYTES,
@@ -48,7 +49,7 @@ from execd.engine.in_flight import FREE_BYTES
 from execd.engine.output.follow import Dropped, ExitedEvent, Heartbeat, Output, ProgramStarted
 
 # msgspec reads the annotations at run time.
-from execd.errors import Conflict, ErrorCode, ExecdError, ResourceExhausted
+from execd.errors import Conflict, ErrorCode, ExecdError, NotFound, ResourceExhausted
 from execd.model import TerminalColumns, TerminalRows  # noqa: TC001
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ VIEWER_BYTES = MAX_MESSAGE_BYTES
 input that the program has not read. Both at once are twice as many. Input above this size is
 counted."""
 
-SIGNAL_RULE = "A name (`SIGINT`, `INT`, `RTMIN+3`), or a number from 1 to 64."
+SignalWord = str | int
+"""A name (`SIGINT`, `INT`, `RTMIN+3`), or a number from 1 to 64."""
 
 
 class AttachQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -90,7 +92,7 @@ class SignalMessage(
 ):
     """A signal for the program."""
 
-    signal: Annotated[str | int, Meta(description=SIGNAL_RULE)]
+    signal: SignalWord
 
 
 class EndOfFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="eof"):
@@ -123,6 +125,7 @@ class ExitedMessage(ExecutionReply, frozen=True, kw_only=True, tag="exited"):
     """The execution has ended. The last message: without stdout, and with the ends of stderr."""
 
 
+ROUTES = RouteTable()
 Control = Resize | SignalMessage | EndOfFile
 SOCKET = Socket(
     sends={
@@ -137,7 +140,16 @@ SOCKET = Socket(
 CONTROL: msgspec.json.Decoder[Control] = msgspec.json.Decoder(Control)
 
 
-async def attach(request: web.Request) -> web.StreamResponse:
+@ROUTES.add(
+    "GET",
+    f"{EXECUTION_ROUTE}/attach",
+    query=AttachQuery,
+    replies={101: ()},
+    socket=SOCKET,
+    errors=(NotFound, ResourceExhausted),
+)
+async def attach_terminal(request: web.Request) -> web.StreamResponse:
+    """A WebSocket with a terminal, or with stdin and stdout."""
     engine = request.app[ENGINE]
     query = parse_query(request.query, AttachQuery)
     execution = engine.get(request.match_info["id"])

@@ -11,7 +11,7 @@ from aiohttp import web
 from msgspec import Meta
 
 from execd.api.v1 import execution_request
-from execd.api.v1.attach import SIGNAL_RULE, SOCKET, AttachQuery, attach
+from execd.api.v1.attach import SignalWord  # noqa: TC001  # msgspec reads the annotations
 
 # msgspec reads the annotations at run time.
 from execd.api.v1.execution_types import ExecutionReply, WrittenReply
@@ -21,7 +21,7 @@ from execd.api.wire.early_headers import EarlyHeaders
 from execd.api.wire.fields import NoQuery, parse_json, parse_query
 from execd.api.wire.keys import ENGINE
 from execd.api.wire.replies import json_reply
-from execd.api.wire.route import BYTES, Route
+from execd.api.wire.route import BYTES, RouteTable
 from execd.api.wire.signal_names import signal_number
 from execd.errors import Conflict, NotFound, ResourceExhausted
 from execd.model import ExitReason, TerminalColumns, TerminalRows
@@ -40,7 +40,7 @@ class InputQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class SignalRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A signal for the program."""
 
-    signal: Annotated[str | int, Meta(description=SIGNAL_RULE)]
+    signal: SignalWord
 
 
 class ResizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,14 +57,24 @@ class KillRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Time from SIGTERM to SIGKILL. Null: `--cancel-grace-seconds`."""
 
 
+ROUTES = RouteTable(query=NoQuery, errors=(NotFound, Conflict, ResourceExhausted))
+
 SIGNAL = msgspec.json.Decoder(SignalRequest)
 RESIZE = msgspec.json.Decoder(ResizeRequest)
 KILL = msgspec.json.Decoder(KillRequest)
 
 
+@ROUTES.add(
+    "POST",
+    f"{EXECUTION_ROUTE}/stdin",
+    query=InputQuery,
+    body=(BYTES,),
+    is_body_optional=True,
+    replies={200: (WrittenReply,)},
+)
 async def write_stdin(request: web.Request) -> web.StreamResponse:
-    """Pass the body to the program, as fast as the program reads. Replies after the program, or its
-    pipe, has taken all bytes."""
+    """Give a program input, and end the input. The body goes to the program as fast as the program
+    reads. Replies after the program, or its pipe, has taken all bytes."""
     query = parse_query(request.query, InputQuery)
     execution = execution_of(request)
     await execution.wait_started()
@@ -90,30 +100,40 @@ async def write_text(execution: Execution, text: bytes) -> web.Response:
     return json_reply(WrittenReply(written_bytes=len(text)))
 
 
-async def give_input(request: web.Request) -> web.StreamResponse:
-    """Pass the text of a JSON body to the program, as ``stdin`` passes a raw body."""
+@ROUTES.add(
+    "POST",
+    f"{EXECUTION_ROUTE}/input",
+    body=(execution_request.InputBody,),
+    replies={200: (WrittenReply,)},
+)
+async def give_execution_input(request: web.Request) -> web.StreamResponse:
+    """Give a program a text as input. The text of a JSON body, as ``stdin`` passes a raw body."""
     execution = execution_of(request)
     parsed = await _body(request, execution_request.INPUT)
     await execution.wait_started()
     return await write_text(execution, parsed.encoded)
 
 
-async def send_signal(request: web.Request) -> web.StreamResponse:
+@ROUTES.add("POST", f"{EXECUTION_ROUTE}/signal", body=(SignalRequest,), replies={204: ()})
+async def signal_execution(request: web.Request) -> web.StreamResponse:
+    """Send a signal to a program."""
     execution = execution_of(request)
     execution.signal(signal_number((await _body(request, SIGNAL)).signal))
     return web.Response(status=204)
 
 
-async def resize(request: web.Request) -> web.StreamResponse:
-    execution = execution_of(request)
-    size = await _body(request, RESIZE)
-    execution.resize(size.cols, size.rows)
-    return web.Response(status=204)
-
-
-async def kill(request: web.Request) -> web.StreamResponse:
-    """End the tree, keep the record, and reply with the record. After the program's own end: end
-    the processes that the program left running."""
+@ROUTES.add(
+    "POST",
+    f"{EXECUTION_ROUTE}/kill",
+    query=ExecutionView,
+    body=(KillRequest,),
+    is_body_optional=True,
+    replies={200: (ExecutionReply,), 202: (ExecutionReply,)},
+    errors=(NotFound, ResourceExhausted),
+)
+async def kill_execution(request: web.Request) -> web.StreamResponse:
+    """End all processes of a command or cell, and keep the record. Replies with the record. After
+    the program's own end: end the processes that the program left running."""
     view = parse_query(request.query, ExecutionView)
     execution, config = execution_of(request), request.app[ENGINE].config
     body = await read_body(request)
@@ -132,78 +152,15 @@ async def kill(request: web.Request) -> web.StreamResponse:
     return await early.finish(await reply_now(request, execution, view.encoding))
 
 
+@ROUTES.add("POST", f"{EXECUTION_ROUTE}/resize", body=(ResizeRequest,), replies={204: ()})
+async def resize_terminal(request: web.Request) -> web.StreamResponse:
+    """Set the size of a terminal."""
+    execution = execution_of(request)
+    size = await _body(request, RESIZE)
+    execution.resize(size.cols, size.rows)
+    return web.Response(status=204)
+
+
 async def _body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T:
     parse_query(request.query, NoQuery)
     return parse_json(await read_body(request), decoder)
-
-
-ROUTES = (
-    Route(
-        method="POST",
-        path=f"{EXECUTION_ROUTE}/stdin",
-        handler=write_stdin,
-        name="write_stdin",
-        summary="Give a program input, and end the input",
-        query=InputQuery,
-        body=(BYTES,),
-        is_body_optional=True,
-        replies={200: (WrittenReply,)},
-        errors=(NotFound, Conflict, ResourceExhausted),
-    ),
-    Route(
-        method="POST",
-        path=f"{EXECUTION_ROUTE}/input",
-        handler=give_input,
-        name="give_execution_input",
-        summary="Give a program a text as input",
-        query=NoQuery,
-        body=(execution_request.InputBody,),
-        replies={200: (WrittenReply,)},
-        errors=(NotFound, Conflict, ResourceExhausted),
-    ),
-    Route(
-        method="POST",
-        path=f"{EXECUTION_ROUTE}/signal",
-        handler=send_signal,
-        name="signal_execution",
-        summary="Send a signal to a program",
-        query=NoQuery,
-        body=(SignalRequest,),
-        replies={204: ()},
-        errors=(NotFound, Conflict, ResourceExhausted),
-    ),
-    Route(
-        method="POST",
-        path=f"{EXECUTION_ROUTE}/kill",
-        handler=kill,
-        name="kill_execution",
-        summary="End all processes of a command or cell, and keep the record",
-        query=ExecutionView,
-        body=(KillRequest,),
-        is_body_optional=True,
-        replies={200: (ExecutionReply,), 202: (ExecutionReply,)},
-        errors=(NotFound, ResourceExhausted),
-    ),
-    Route(
-        method="POST",
-        path=f"{EXECUTION_ROUTE}/resize",
-        handler=resize,
-        name="resize_terminal",
-        summary="Set the size of a terminal",
-        query=NoQuery,
-        body=(ResizeRequest,),
-        replies={204: ()},
-        errors=(NotFound, Conflict, ResourceExhausted),
-    ),
-    Route(
-        method="GET",
-        path=f"{EXECUTION_ROUTE}/attach",
-        handler=attach,
-        name="attach_terminal",
-        summary="A WebSocket with a terminal, or with stdin and stdout",
-        query=AttachQuery,
-        replies={101: ()},
-        socket=SOCKET,
-        errors=(NotFound, ResourceExhausted),
-    ),
-)

@@ -75,10 +75,9 @@ class ExecutionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     shell: str | tuple[str, ...] | None = None
     """The shell for `command`: a program, which is called with `-c`, or all words before the
     command. Null: `/bin/sh`."""
-    language: Annotated[
-        Language | None, Meta(description="`command` is Python: short for the shell `python -c`.")
-    ] = None
-    """None after ``parse``."""
+    # None after ``parse``.
+    language: Language | None = None
+    """`command` is Python: short for the shell `python -c`."""
     cwd: str | None = None
     """The directory of the program: absolute, or relative to the base dir. Null: the base dir."""
     env: dict[str, str] | None = None
@@ -89,21 +88,15 @@ class ExecutionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """The standard input, as bytes in base64."""
     stdin_open: bool | None = None
     """Keep the standard input open for `POST …/stdin`, until a caller closes it."""
-    pty: Annotated[
-        TerminalSize | bool | None,
-        Meta(description="Run the program in a terminal of this size; true: 80 by 24."),
-    ] = None
-    """A size or None after ``parse``."""
+    # A size or None after ``parse``.
+    pty: TerminalSize | bool | None = None
+    """Run the program in a terminal of this size; true: 80 by 24."""
     session_id: str | None = None
     """The session whose directory and environment the program gets."""
-    user: Annotated[
-        User | UserNumber | None,
-        Meta(
-            description="The user to run as: a UID, `UID:GID`, or a name of the passwd file. Needs "
-            "a daemon of root. Null: the daemon's setting."
-        ),
-    ] = None
-    """A string after ``parse``."""
+    # A string after ``parse``.
+    user: User | UserNumber | None = None
+    """The user to run as: a UID, `UID:GID`, or a name of the passwd file. Needs a daemon of root.
+    Null: the daemon's setting."""
     timeout_seconds: Seconds | None = None
     """Time from the start of the program to its forced end, at most the daemon's `--timeout`. Null:
     `--timeout`."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, UnsetType
 
 # msgspec reads the annotations at run time.
 from execd.api.v1 import cell_reply  # noqa: TC001
@@ -94,37 +94,30 @@ class ExecutionTruncation(msgspec.Struct, frozen=True, kw_only=True):
 
 # Fields of an execution, and of the event `started`. A common base would put the fields before all
 # others of a reply.
-ExecutionName = Annotated[str, Meta(description="The name under `/v1/executions`.")]
-SessionName = Annotated[str | UnsetType, Meta(description="The session. Only of cells.")]
-Generation = Annotated[
-    int | UnsetType | None, Meta(description="The number of the interpreter. Only of cells.")
-]
-StateLost = Annotated[
-    bool | UnsetType,
-    Meta(description="Whether the cell is the first to find the state gone. Only of cells."),
-]
-CommandText = Annotated[
-    str | UnsetType, Meta(description="The text for the shell. Only of commands with `command`.")
-]
-Arguments = Annotated[
-    list[str] | UnsetType,
-    Meta(description="The program and its arguments. Only of commands with `argv`."),
-]
-Code = Annotated[str | UnsetType, Meta(description="The code. Only of cells.")]
-WorkingDirectory = Annotated[
-    str, Meta(description="The directory in which the program starts, as the program sees it.")
-]
-AppliedLimits = Annotated[LimitsReply | None, Meta(description="The limits that apply.")]
+ExecutionName = str
+"""The name under `/v1/executions`."""
+SessionName = str | UnsetType
+"""The session. Only of cells."""
+Generation = int | UnsetType | None
+"""The number of the interpreter. Only of cells."""
+StateLost = bool | UnsetType
+"""Whether the cell is the first to find the state gone. Only of cells."""
+CommandText = str | UnsetType
+"""The text for the shell. Only of commands with `command`."""
+Arguments = list[str] | UnsetType
+"""The program and its arguments. Only of commands with `argv`."""
+Code = str | UnsetType
+"""The code. Only of cells."""
+WorkingDirectory = str
+"""The directory in which the program starts, as the program sees it."""
+AppliedLimits = LimitsReply | None
+"""The limits that apply."""
 
 
-WayOfStart = Annotated[
-    StartedBy | UnsetType | None,
-    Meta(
-        description="How the program was started: `shell`, by the shell of the command line; "
-        "`direct`, without a shell, because the command line has plain words only; `argv`, from "
-        "the list of arguments. Null: not started, or not known. Only of commands."
-    ),
-]
+WayOfStart = StartedBy | UnsetType | None
+"""How the program was started: `shell`, by the shell of the command line; `direct`, without a
+shell, because the command line has plain words only; `argv`, from the list of arguments. Null: not
+started, or not known. Only of commands."""
 
 
 class ExecutionSummary(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,7 +31,7 @@ from execd.api.wire.body import read_body
 from execd.api.wire.fields import NoQuery, parse_json, parse_query
 from execd.api.wire.keys import ENGINE
 from execd.api.wire.replies import json_reply
-from execd.api.wire.route import Route
+from execd.api.wire.route import RouteTable
 from execd.api.wire.targets import query_of
 from execd.engine.files.service import FileKind  # noqa: TC001  # msgspec reads it at run time
 from execd.errors import Conflict, NoSpace, NotFound, ReadOnly, ResourceExhausted
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from execd.engine.files.service import Files
 
 Mode = Annotated[str, Meta(pattern="^[0-7]{3,4}$")]
-PATH = "A path as user code sees it: absolute, or relative to the base dir."
+PathOfUser = str
+"""A path as user code sees it: absolute, or relative to the base dir."""
 DEFAULT_MATCHES, MAX_MATCHES = 1000, 10_000
 # Routers give up on a reply if no header has come for 30 s.
 SEARCH_SECONDS = 20.0
@@ -48,55 +49,56 @@ SEARCH_SECONDS = 20.0
 T = TypeVar("T")
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    pass
-
-
-class StatQuery(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    path: Annotated[str, Meta(description=PATH)]
+class StatQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    path: PathOfUser
     follow: bool = True
     """Describe the target of a link; false: the link itself."""
 
 
-class MkdirRequest(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MkdirRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A directory to make."""
 
-    path: Annotated[str, Meta(description=PATH)]
+    path: PathOfUser
     mode: Mode | None = None
     """Permission bits: three or four octal digits. Null: those of the umask."""
     parents: bool = True
     """Make missing parents too, and accept an existing directory."""
 
 
-class MoveRequest(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MoveRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A path to move or copy, and the new name."""
 
-    src: Annotated[str, Meta(description=PATH)]
+    src: PathOfUser
     dest: str
     """The new name itself, never a directory to put `src` into."""
     overwrite: bool = False
     """Replace files that exist at `dest`."""
 
 
-class ChmodRequest(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ChmodRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A path, and new permission bits."""
 
-    path: Annotated[str, Meta(description=PATH)]
+    path: PathOfUser
     mode: Mode
     """Permission bits: three or four octal digits."""
 
 
-class SearchRequest(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SearchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What to search for, and where."""
 
     glob: str
     """A pattern for paths relative to `path`; `**` stands for any directories."""
-    path: Annotated[str, Meta(description="The directory to search. " + PATH)] = "."
+    path: str = "."
+    """The directory to search. A path as user code sees it: absolute, or relative to the base
+    dir."""
     type: FileKind | tuple[FileKind, ...] | None = None
     """Only files of this kind, or of these kinds. Null: all."""
     limit: Annotated[int, Meta(ge=1, le=MAX_MATCHES)] = DEFAULT_MATCHES
     """The most matches in the reply."""
 
+
+READ_ERRORS = (NotFound, Conflict, ResourceExhausted)
+ROUTES = RouteTable(query=NoQuery, errors=(*READ_ERRORS, NoSpace, ReadOnly))
 
 MKDIR = msgspec.json.Decoder(MkdirRequest)
 MOVE = msgspec.json.Decoder(MoveRequest)
@@ -104,13 +106,19 @@ CHMOD = msgspec.json.Decoder(ChmodRequest)
 SEARCH = msgspec.json.Decoder(SearchRequest)
 
 
-async def show(request: web.Request) -> web.StreamResponse:
+@ROUTES.add(
+    "GET", "/v1/fs/stat", query=StatQuery, replies={200: (DescriptionReply,)}, errors=READ_ERRORS
+)
+async def stat_path(request: web.Request) -> web.StreamResponse:
+    """The facts of one path."""
     query = parse_query(query_of(request.raw_path), StatQuery)
     found = await _files(request).describe(query.path, follow=query.follow)
     return json_reply(description_reply(found))
 
 
-async def mkdir(request: web.Request) -> web.StreamResponse:
+@ROUTES.add("POST", "/v1/fs/mkdir", body=(MkdirRequest,), replies={200: (DescriptionReply,)})
+async def make_directory(request: web.Request) -> web.StreamResponse:
+    """Make a directory."""
     parsed, files = await _body(request, MKDIR), _files(request)
     await files.make_directory(
         parsed.path,
@@ -120,13 +128,17 @@ async def mkdir(request: web.Request) -> web.StreamResponse:
     return await _description_reply(files, parsed.path)
 
 
-async def move(request: web.Request) -> web.StreamResponse:
+@ROUTES.add("POST", "/v1/fs/move", body=(MoveRequest,), replies={200: (DescriptionReply,)})
+async def move_path(request: web.Request) -> web.StreamResponse:
+    """Rename a file or directory."""
     parsed, files = await _body(request, MOVE), _files(request)
     await files.move(parsed.src, parsed.dest, overwrite=parsed.overwrite)
     return await _description_reply(files, parsed.dest)
 
 
-async def copy(request: web.Request) -> web.StreamResponse:
+@ROUTES.add("POST", "/v1/fs/copy", body=(MoveRequest,), replies={200: (CopyReply,)})
+async def copy_path(request: web.Request) -> web.StreamResponse:
+    """Copy a file or directory."""
     parsed, files = await _body(request, MOVE), _files(request)
     done = await files.copy(parsed.src, parsed.dest, overwrite=parsed.overwrite)
     copied = CopiedCounts(
@@ -140,13 +152,23 @@ async def copy(request: web.Request) -> web.StreamResponse:
     return json_reply(CopyReply(**msgspec.structs.asdict(copy), copied=copied))
 
 
-async def chmod(request: web.Request) -> web.StreamResponse:
+@ROUTES.add("POST", "/v1/fs/chmod", body=(ChmodRequest,), replies={200: (DescriptionReply,)})
+async def change_mode(request: web.Request) -> web.StreamResponse:
+    """Set the mode of a path."""
     parsed, files = await _body(request, CHMOD), _files(request)
     await files.change_mode(parsed.path, int(parsed.mode, 8))
     return json_reply(description_reply(await files.describe(parsed.path)))
 
 
-async def search(request: web.Request) -> web.StreamResponse:
+@ROUTES.add(
+    "POST",
+    "/v1/fs/search",
+    body=(SearchRequest,),
+    replies={200: (SearchReply,)},
+    errors=READ_ERRORS,
+)
+async def search_paths(request: web.Request) -> web.StreamResponse:
+    """Find paths by a pattern."""
     parsed, files = await _body(request, SEARCH), _files(request)
     kinds = (
         None
@@ -172,53 +194,3 @@ async def _body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T:
 
 async def _description_reply(files: Files, path: str) -> web.Response:
     return json_reply(description_reply(await files.describe(path, follow=False)))
-
-
-ROUTES = (
-    Route(
-        method="GET",
-        path="/v1/fs/stat",
-        handler=show,
-        name="stat_path",
-        summary="The facts of one path",
-        query=StatQuery,
-        replies={200: (DescriptionReply,)},
-        errors=(NotFound, Conflict, ResourceExhausted),
-    ),
-    *(
-        Route(
-            method="POST",
-            path=f"/v1/fs/{handler.__name__}",
-            handler=handler,
-            name=name,
-            summary=summary,
-            query=NoQuery,
-            body=(body,),
-            replies={200: (reply,)},
-            errors=(NotFound, Conflict, ResourceExhausted, NoSpace, ReadOnly),
-        )
-        for name, handler, body, reply, summary in (
-            ("make_directory", mkdir, MkdirRequest, DescriptionReply, "Make a directory"),
-            ("move_path", move, MoveRequest, DescriptionReply, "Rename a file or directory"),
-            ("copy_path", copy, MoveRequest, CopyReply, "Copy a file or directory"),
-            (
-                "change_mode",
-                chmod,
-                ChmodRequest,
-                DescriptionReply,
-                "Set the mode of a path",
-            ),
-        )
-    ),
-    Route(
-        method="POST",
-        path="/v1/fs/search",
-        handler=search,
-        name="search_paths",
-        summary="Find paths by a pattern",
-        query=NoQuery,
-        body=(SearchRequest,),
-        replies={200: (SearchReply,)},
-        errors=(NotFound, Conflict, ResourceExhausted),
-    ),
-)

@@ -7,11 +7,11 @@ characters, and has a percent-encoded form too, for requests.
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import quote
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, UnsetType
 
 from execd.api.wire.replies import replace_surrogates
 
@@ -22,21 +22,17 @@ from execd.model import SearchEnd  # noqa: TC001
 if TYPE_CHECKING:
     from execd.engine.files.service import Change, Description, Entry, SearchResult
 
-Size = Annotated[int, Meta(description="Size in bytes.")]
-ModifiedAt = Annotated[
-    str, Meta(description="Time of the last change of the content, RFC 3339 in UTC.")
-]
-Mode = Annotated[str, Meta(description="Permission bits: four octal digits.")]
-PercentEncodedPath = Annotated[
-    str | UnsetType,
-    Meta(
-        description="The path for requests, where it is not UTF-8, with all other bytes "
-        "percent-encoded. Absent for all other paths."
-    ),
-]
-PathBelowRoot = Annotated[
-    str, Meta(description="The path below the root of the route, with links resolved.")
-]
+Size = int
+"""Size in bytes."""
+ModifiedAt = str
+"""Time of the last change of the content, RFC 3339 in UTC."""
+Mode = str
+"""Permission bits: four octal digits."""
+PercentEncodedPath = str | UnsetType
+"""The path for requests, where it is not UTF-8, with all other bytes percent-encoded. Absent for
+all other paths."""
+PathBelowRoot = str
+"""The path below the root of the route, with links resolved."""
 
 
 class EntryReply(msgspec.Struct, frozen=True, kw_only=True):

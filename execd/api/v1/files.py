@@ -83,9 +83,8 @@ class DeleteQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     `strconv.ParseBool` are accepted too."""
 
 
-TreePath = Annotated[
-    str, Meta(description="The path as user code sees it: absolute, or relative to the base dir.")
-]
+TreePath = str
+"""The path as user code sees it: absolute, or relative to the base dir."""
 
 
 class TreeGetQuery(GetQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):

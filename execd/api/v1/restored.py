@@ -16,7 +16,7 @@ from execd.api.wire.body import read_body
 from execd.api.wire.fields import NoQuery, parse_json, parse_query
 from execd.api.wire.keys import ENGINE, GATE
 from execd.api.wire.replies import json_reply
-from execd.api.wire.route import Route
+from execd.api.wire.route import RouteTable
 from execd.errors import Conflict
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ class RestoredRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """A report has no fields yet."""
 
 
+ROUTES = RouteTable()
 REPORT = msgspec.json.Decoder(RestoredRequest)
 
 
@@ -44,9 +45,17 @@ class RestoredReply(msgspec.Struct, frozen=True, kw_only=True):
     of day jumped), `report` (by this route)."""
 
 
-async def restored(request: web.Request) -> web.Response:
-    """Act on a restore, unless the daemon has acted in the last 10 s. Raises Conflict without a
-    token and without a sign of a restore."""
+@ROUTES.add(
+    "POST",
+    "/v1/restored",
+    body=(RestoredRequest,),
+    is_body_optional=True,
+    replies={200: (RestoredReply,)},
+    errors=(Conflict,),
+)
+async def report_restore(request: web.Request) -> web.Response:
+    """Report that the sandbox was restored from a checkpoint. Acts, unless the daemon
+    has acted in the last 10 s. Raises Conflict without a token and without a sign of a restore."""
     parse_query(request.query, NoQuery)
     if body := await read_body(request):
         parse_json(body, REPORT)
@@ -68,18 +77,3 @@ async def restored(request: web.Request) -> web.Response:
             cause=restores.last_cause,
         )
     )
-
-
-ROUTES = (
-    Route(
-        method="POST",
-        path="/v1/restored",
-        handler=restored,
-        name="report_restore",
-        summary="Report that the sandbox was restored from a checkpoint",
-        body=(RestoredRequest,),
-        is_body_optional=True,
-        replies={200: (RestoredReply,)},
-        errors=(Conflict,),
-    ),
-)

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from execd.model import Origin
 
 Count = Annotated[int, Meta(ge=0, le=2**62)]
-LANGUAGE = "The language of the code. There is one."
 
 
 class SessionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,7 +34,8 @@ class SessionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     id: Annotated[
         str | None, Meta(description=f"The name of the session; {ID_RULE} Null: execd makes one.")
     ] = None
-    language: Annotated[Language | None, Meta(description=LANGUAGE)] = None
+    language: Language | None = None
+    """The language of the code. There is one."""
     cwd: str | None = None
     """The directory of the session: absolute, or relative to the base dir. Null: the base dir."""
     env: dict[str, str] | None = None
@@ -56,11 +56,11 @@ class CellRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             "name gets the reply of the first. Null: execd makes one."
         ),
     ] = None
-    execution_id: Annotated[
-        str | None, Meta(description="Another word for `id`: replies have both.")
-    ] = None
-    """None after ``parse``."""
-    language: Annotated[Language | None, Meta(description=LANGUAGE)] = None
+    # None after ``parse``.
+    execution_id: str | None = None
+    """Another word for `id`: replies have both."""
+    language: Language | None = None
+    """The language of the code. There is one."""
     env: dict[str, str] | None = None
     """Variables for this cell."""
     limits: LimitsRequest | None = None

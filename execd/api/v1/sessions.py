@@ -40,7 +40,7 @@ from execd.api.wire.fields import NoQuery, parse_json, parse_query
 from execd.api.wire.keys import ENGINE
 from execd.api.wire.origins import note_started, origin_of
 from execd.api.wire.replies import json_reply
-from execd.api.wire.route import Route
+from execd.api.wire.route import RouteTable
 from execd.engine.executions.submission import Submission
 from execd.engine.sessions.session_table import check_id
 from execd.errors import (
@@ -58,6 +58,25 @@ if TYPE_CHECKING:
     from execd.engine.executions.submission import Submitted
     from execd.engine.sessions.session import Session
 
+SESSION_ROUTE = "/v1/sessions/{id}"
+# The router tries routes with the same beginning in order: the most frequent first.
+ROUTES = RouteTable(query=NoQuery, errors=(NotFound, Conflict, SessionBusy, ResourceExhausted))
+CELL: dict[str, Any] = {
+    "headers": ("Idempotency-Key", "Last-Event-ID"),
+    "replies": {200: (ExecutionReply,), 202: (ExecutionReply,), 204: ()},
+    "reply_headers": ("Location", "Idempotent-Replayed"),
+    "events": EVENTS,
+    "errors": (
+        NotFound,
+        Conflict,
+        SessionBusy,
+        Gone,
+        PreconditionFailed,
+        IdempotencyMismatch,
+        ResourceExhausted,
+    ),
+}
+"""The facts of the rows that run a cell."""
 DEFAULT_VARIABLES = 1000
 
 T = TypeVar("T")
@@ -103,117 +122,18 @@ async def _session_and_body(
     return _session(request), parsed
 
 
-# --- sessions
-
-
-async def create(request: web.Request) -> web.StreamResponse:
-    parse_query(request.query, NoQuery)
-    engine = request.app[ENGINE]
-    parsed = await _body(request, session_request.SESSION)
-    session = await engine.sessions.create(
-        session_id=parsed.id,
-        cwd=parsed.cwd,
-        env=parsed.env,
-        limits=parse_limits(parsed.limits),
-    )
-    reply = await session_reply(session, engine.config)
-    return json_reply(reply, 201, {"Location": f"/v1/sessions/{session.id}"})
-
-
-async def list_sessions(request: web.Request) -> web.StreamResponse:
-    engine = request.app[ENGINE]
-    query = parse_query(request.query, SessionsQuery)
-    found, cursor = engine.sessions.page(limit=query.limit, cursor=query.cursor)
-    items = await asyncio.gather(*(session_reply(session, engine.config) for session in found))
-    return json_reply(SessionsReply(items=items, next_cursor=cursor))
-
-
-async def show(request: web.Request) -> web.StreamResponse:
-    parse_query(request.query, NoQuery)
-    return json_reply(await session_reply(_session(request), request.app[ENGINE].config))
-
-
-async def delete(request: web.Request) -> web.StreamResponse:
-    """End all processes of the session and forget the session."""
-    parse_query(request.query, NoQuery)
-    session = _session(request)
-    await request.app[ENGINE].sessions.end(session)
-    return web.Response(status=204)
-
-
-async def interrupt(request: web.Request) -> web.StreamResponse:
-    """Send SIGINT to the running cell. If the cell does not end, SIGKILL follows, and a new
-    generation."""
-    parse_query(request.query, NoQuery)
-    was_running = request.app[ENGINE].sessions.interrupt(_session(request))
-    return json_reply(InterruptReply(interrupted=was_running))
-
-
-async def restart(request: web.Request) -> web.StreamResponse:
-    parse_query(request.query, NoQuery)
-    engine, session = request.app[ENGINE], _session(request)
-    await engine.sessions.restart(session)
-    return json_reply(await session_reply(session, engine.config))
-
-
-async def give_input(request: web.Request) -> web.StreamResponse:
-    parse_query(request.query, NoQuery)
-    session, parsed = await _session_and_body(request, INPUT)
-    written_bytes = len(parsed.encoded)
-    request.app[ENGINE].sessions.give_input(session, parsed.text)
-    return json_reply(WrittenReply(written_bytes=written_bytes))
-
-
-async def fork(request: web.Request) -> web.StreamResponse:
-    parse_query(request.query, NoQuery)
-    engine = request.app[ENGINE]
-    session, parsed = await _session_and_body(request, session_request.FORK)
-    branches, warnings = await engine.sessions.fork(
-        session, session_id=parsed.id, count=parsed.count or 1
-    )
-    replies = await asyncio.gather(*(session_reply(branch, engine.config) for branch in branches))
-    return json_reply(ForkReply(sessions=replies, warnings=warnings), 201)
-
-
-async def complete(request: web.Request) -> web.StreamResponse:
-    parse_query(request.query, NoQuery)
-    session, parsed = await _session_and_body(request, session_request.COMPLETE)
-    cursor = len(parsed.code) if parsed.cursor is None else min(parsed.cursor, len(parsed.code))
-    completion = await request.app[ENGINE].sessions.complete(session, parsed.code, cursor)
-    start = cursor if completion.cursor_start is None else completion.cursor_start
-    end = cursor if completion.cursor_end is None else completion.cursor_end
-    # A worker's JSON, checked and not decoded.
-    matches: Any = completion.matches
-    return json_reply(CompleteReply(matches=matches, cursor_start=start, cursor_end=end))
-
-
-async def variables(request: web.Request) -> web.StreamResponse:
-    """Reply with the user's variables by name."""
-    query = parse_query(request.query, VariablesQuery)
-    listing = await request.app[ENGINE].sessions.variables(_session(request), query.limit)
-    found: Any = listing.variables  # a worker's JSON, checked and not decoded
-    return json_reply(VariablesReply(variables=found, total=listing.total))
-
-
-async def events(request: web.Request) -> web.StreamResponse:
-    """Stream the log of the session: past events that are kept, then new events, until the session
-    is deleted or the client leaves. The session does not notice its readers."""
-    query = parse_query(request.query, EventsQuery)
-    after = last_event_id(request.headers.get("Last-Event-ID"), query.after)
-    encoder = encoders.choose_stream_encoder(request.headers.get("Accept", ""))
-    heartbeat_seconds = request.app[ENGINE].config.stream_heartbeat_seconds
-    followed = session_events.render_events(
-        _session(request), after, query.encoding, heartbeat_seconds
-    )
-    if request.method == "HEAD":
-        return web.Response(content_type=encoder.content_type, charset=encoder.charset)
-    return await streams.send_events(request, encoder, followed)
-
-
 # --- cells
 
 
-async def execute(request: web.Request) -> web.StreamResponse:
+@ROUTES.add(
+    "POST",
+    f"{SESSION_ROUTE}/execute",
+    query=ExecuteQuery,
+    body=(session_request.CellRequest,),
+    **CELL,
+)
+async def run_cell(request: web.Request) -> web.StreamResponse:
+    """Run a cell in a session."""
     engine = request.app[ENGINE]
     query = parse_query(request.query, ExecuteQuery)
     parsed = session_request.parse(await read_body(request), session_request.CELL)
@@ -232,9 +152,10 @@ async def execute(request: web.Request) -> web.StreamResponse:
     return await _reply_to_cell(request, submitted, query.encoding, detached=bool(parsed.detach))
 
 
-async def code(request: web.Request) -> web.StreamResponse:
-    """Run code in an existing session, in a session made under its name, or in a session for this
-    code only."""
+@ROUTES.add("POST", "/v1/code", query=CodeQuery, body=(session_request.CodeRequest,), **CELL)
+async def run_code(request: web.Request) -> web.StreamResponse:
+    """Run code in a session of this name, or in a new session. That session is for this code
+    only, unless the caller keeps the session."""
     engine = request.app[ENGINE]
     query = parse_query(request.query, CodeQuery)
     parsed = session_request.parse(await read_body(request), session_request.CODE)
@@ -279,162 +200,172 @@ async def _reply_to_cell(
     return await reply_when_ended(request, execution, encoding, headers)
 
 
-SESSION_ROUTE = "/v1/sessions/{id}"
-CELL_ERRORS = (
-    NotFound,
-    Conflict,
-    SessionBusy,
-    Gone,
-    PreconditionFailed,
-    IdempotencyMismatch,
-    ResourceExhausted,
+# --- sessions
+
+
+@ROUTES.add(
+    "POST",
+    "/v1/sessions",
+    body=(session_request.SessionRequest,),
+    is_body_optional=True,
+    replies={201: (SessionReply,)},
+    reply_headers=("Location",),
+    errors=(Conflict, ResourceExhausted),
 )
-# The router tries routes with the same beginning in order: the most frequent first.
-ROUTES = (
-    Route(
-        method="POST",
-        path=f"{SESSION_ROUTE}/execute",
-        handler=execute,
-        name="run_cell",
-        summary="Run a cell in a session",
-        query=ExecuteQuery,
-        headers=("Idempotency-Key", "Last-Event-ID"),
-        body=(session_request.CellRequest,),
-        replies={200: (ExecutionReply,), 202: (ExecutionReply,), 204: ()},
-        reply_headers=("Location", "Idempotent-Replayed"),
-        events=EVENTS,
-        errors=CELL_ERRORS,
-    ),
-    Route(
-        method="POST",
-        path="/v1/code",
-        handler=code,
-        name="run_code",
-        summary="Run code in a session of this name, or in a new session",
-        query=CodeQuery,
-        headers=("Idempotency-Key", "Last-Event-ID"),
-        body=(session_request.CodeRequest,),
-        replies={200: (ExecutionReply,), 202: (ExecutionReply,), 204: ()},
-        reply_headers=("Location", "Idempotent-Replayed"),
-        events=EVENTS,
-        errors=CELL_ERRORS,
-    ),
-    Route(
-        method="POST",
-        path="/v1/sessions",
-        handler=create,
-        name="create_session",
-        summary="Make a Python session",
-        query=NoQuery,
-        body=(session_request.SessionRequest,),
-        is_body_optional=True,
-        replies={201: (SessionReply,)},
-        reply_headers=("Location",),
-        errors=(Conflict, ResourceExhausted),
-    ),
-    Route(
-        method="GET",
-        path="/v1/sessions",
-        handler=list_sessions,
-        name="list_sessions",
-        summary="List the sessions",
-        query=SessionsQuery,
-        replies={200: (SessionsReply,)},
-    ),
-    Route(
-        method="GET",
-        path=SESSION_ROUTE,
-        handler=show,
-        name="get_session",
-        summary="One session",
-        query=NoQuery,
-        replies={200: (SessionReply,)},
-        errors=(NotFound,),
-    ),
-    Route(
-        method="DELETE",
-        path=SESSION_ROUTE,
-        handler=delete,
-        name="delete_session",
-        summary="End a session, and forget the id",
-        query=NoQuery,
-        replies={204: ()},
-        errors=(NotFound,),
-    ),
-    Route(
-        method="POST",
-        path=f"{SESSION_ROUTE}/interrupt",
-        handler=interrupt,
-        name="interrupt_session",
-        summary="Interrupt the running cell",
-        query=NoQuery,
-        replies={200: (InterruptReply,)},
-        errors=(NotFound, Conflict),
-    ),
-    Route(
-        method="POST",
-        path=f"{SESSION_ROUTE}/restart",
-        handler=restart,
-        name="restart_session",
-        summary="Give a session a new interpreter, without state",
-        query=NoQuery,
-        replies={200: (SessionReply,)},
-        errors=(NotFound, Conflict, ResourceExhausted),
-    ),
-    Route(
-        method="POST",
-        path=f"{SESSION_ROUTE}/input",
-        handler=give_input,
-        name="give_session_input",
-        summary="Answer the question of a cell",
-        query=NoQuery,
-        body=(InputBody,),
-        replies={200: (WrittenReply,)},
-        errors=(NotFound, Conflict),
-    ),
-    Route(
-        method="POST",
-        path=f"{SESSION_ROUTE}/fork",
-        handler=fork,
-        name="fork_session",
-        summary="Branch the live state of a session into new sessions",
-        query=NoQuery,
-        body=(session_request.ForkRequest,),
-        is_body_optional=True,
-        replies={201: (ForkReply,)},
-        errors=(NotFound, Conflict, SessionBusy, ResourceExhausted),
-    ),
-    Route(
-        method="POST",
-        path=f"{SESSION_ROUTE}/complete",
-        handler=complete,
-        name="complete_code",
-        summary="Complete code",
-        query=NoQuery,
-        body=(session_request.CompleteRequest,),
-        replies={200: (CompleteReply,)},
-        errors=(NotFound, Conflict, SessionBusy, ResourceExhausted),
-    ),
-    Route(
-        method="GET",
-        path=f"{SESSION_ROUTE}/variables",
-        handler=variables,
-        name="list_variables",
-        summary="The variables of a session",
-        query=VariablesQuery,
-        replies={200: (VariablesReply,)},
-        errors=(NotFound, Conflict, SessionBusy, ResourceExhausted),
-    ),
-    Route(
-        method="GET",
-        path=f"{SESSION_ROUTE}/events",
-        handler=events,
-        name="stream_session",
-        summary="Stream the states of a session, its cells and the output between cells",
-        query=EventsQuery,
-        headers=("Last-Event-ID",),
-        replies={},
-        events=session_events.EVENTS,
-        errors=(NotFound, Gone),
-    ),
+async def create_session(request: web.Request) -> web.StreamResponse:
+    """Make a Python session."""
+    parse_query(request.query, NoQuery)
+    engine = request.app[ENGINE]
+    parsed = await _body(request, session_request.SESSION)
+    session = await engine.sessions.create(
+        session_id=parsed.id,
+        cwd=parsed.cwd,
+        env=parsed.env,
+        limits=parse_limits(parsed.limits),
+    )
+    reply = await session_reply(session, engine.config)
+    return json_reply(reply, 201, {"Location": f"/v1/sessions/{session.id}"})
+
+
+@ROUTES.add("GET", "/v1/sessions", query=SessionsQuery, replies={200: (SessionsReply,)}, errors=())
+async def list_sessions(request: web.Request) -> web.StreamResponse:
+    """List the sessions."""
+    engine = request.app[ENGINE]
+    query = parse_query(request.query, SessionsQuery)
+    found, cursor = engine.sessions.page(limit=query.limit, cursor=query.cursor)
+    items = await asyncio.gather(*(session_reply(session, engine.config) for session in found))
+    return json_reply(SessionsReply(items=items, next_cursor=cursor))
+
+
+@ROUTES.add("GET", SESSION_ROUTE, replies={200: (SessionReply,)}, errors=(NotFound,))
+async def get_session(request: web.Request) -> web.StreamResponse:
+    """One session."""
+    parse_query(request.query, NoQuery)
+    return json_reply(await session_reply(_session(request), request.app[ENGINE].config))
+
+
+@ROUTES.add("DELETE", SESSION_ROUTE, replies={204: ()}, errors=(NotFound,))
+async def delete_session(request: web.Request) -> web.StreamResponse:
+    """End a session, and forget the id. Ends all processes of the session."""
+    parse_query(request.query, NoQuery)
+    session = _session(request)
+    await request.app[ENGINE].sessions.end(session)
+    return web.Response(status=204)
+
+
+@ROUTES.add(
+    "POST",
+    f"{SESSION_ROUTE}/interrupt",
+    replies={200: (InterruptReply,)},
+    errors=(NotFound, Conflict),
 )
+async def interrupt_session(request: web.Request) -> web.StreamResponse:
+    """Interrupt the running cell. SIGINT; if the cell does not end, SIGKILL follows, and a
+    new generation."""
+    parse_query(request.query, NoQuery)
+    was_running = request.app[ENGINE].sessions.interrupt(_session(request))
+    return json_reply(InterruptReply(interrupted=was_running))
+
+
+@ROUTES.add(
+    "POST",
+    f"{SESSION_ROUTE}/restart",
+    replies={200: (SessionReply,)},
+    errors=(NotFound, Conflict, ResourceExhausted),
+)
+async def restart_session(request: web.Request) -> web.StreamResponse:
+    """Give a session a new interpreter, without state."""
+    parse_query(request.query, NoQuery)
+    engine, session = request.app[ENGINE], _session(request)
+    await engine.sessions.restart(session)
+    return json_reply(await session_reply(session, engine.config))
+
+
+@ROUTES.add(
+    "POST",
+    f"{SESSION_ROUTE}/input",
+    body=(InputBody,),
+    replies={200: (WrittenReply,)},
+    errors=(NotFound, Conflict),
+)
+async def give_session_input(request: web.Request) -> web.StreamResponse:
+    """Answer the question of a cell."""
+    parse_query(request.query, NoQuery)
+    session, parsed = await _session_and_body(request, INPUT)
+    written_bytes = len(parsed.encoded)
+    request.app[ENGINE].sessions.give_input(session, parsed.text)
+    return json_reply(WrittenReply(written_bytes=written_bytes))
+
+
+@ROUTES.add(
+    "POST",
+    f"{SESSION_ROUTE}/fork",
+    body=(session_request.ForkRequest,),
+    is_body_optional=True,
+    replies={201: (ForkReply,)},
+)
+async def fork_session(request: web.Request) -> web.StreamResponse:
+    """Branch the live state of a session into new sessions."""
+    parse_query(request.query, NoQuery)
+    engine = request.app[ENGINE]
+    session, parsed = await _session_and_body(request, session_request.FORK)
+    branches, warnings = await engine.sessions.fork(
+        session, session_id=parsed.id, count=parsed.count or 1
+    )
+    replies = await asyncio.gather(*(session_reply(branch, engine.config) for branch in branches))
+    return json_reply(ForkReply(sessions=replies, warnings=warnings), 201)
+
+
+@ROUTES.add(
+    "POST",
+    f"{SESSION_ROUTE}/complete",
+    body=(session_request.CompleteRequest,),
+    replies={200: (CompleteReply,)},
+)
+async def complete_code(request: web.Request) -> web.StreamResponse:
+    """Complete code."""
+    parse_query(request.query, NoQuery)
+    session, parsed = await _session_and_body(request, session_request.COMPLETE)
+    cursor = len(parsed.code) if parsed.cursor is None else min(parsed.cursor, len(parsed.code))
+    completion = await request.app[ENGINE].sessions.complete(session, parsed.code, cursor)
+    start = cursor if completion.cursor_start is None else completion.cursor_start
+    end = cursor if completion.cursor_end is None else completion.cursor_end
+    # A worker's JSON, checked and not decoded.
+    matches: Any = completion.matches
+    return json_reply(CompleteReply(matches=matches, cursor_start=start, cursor_end=end))
+
+
+@ROUTES.add(
+    "GET", f"{SESSION_ROUTE}/variables", query=VariablesQuery, replies={200: (VariablesReply,)}
+)
+async def list_variables(request: web.Request) -> web.StreamResponse:
+    """The variables of a session. By name; only the user's."""
+    query = parse_query(request.query, VariablesQuery)
+    listing = await request.app[ENGINE].sessions.variables(_session(request), query.limit)
+    found: Any = listing.variables  # a worker's JSON, checked and not decoded
+    return json_reply(VariablesReply(variables=found, total=listing.total))
+
+
+@ROUTES.add(
+    "GET",
+    f"{SESSION_ROUTE}/events",
+    query=EventsQuery,
+    headers=("Last-Event-ID",),
+    replies={},
+    events=session_events.EVENTS,
+    errors=(NotFound, Gone),
+)
+async def stream_session(request: web.Request) -> web.StreamResponse:
+    """Stream the states of a session, its cells and the output between cells. Past
+    events that are kept, then new events, until the session is deleted or the client leaves. The
+    session does not notice its readers."""
+    query = parse_query(request.query, EventsQuery)
+    after = last_event_id(request.headers.get("Last-Event-ID"), query.after)
+    encoder = encoders.choose_stream_encoder(request.headers.get("Accept", ""))
+    heartbeat_seconds = request.app[ENGINE].config.stream_heartbeat_seconds
+    followed = session_events.render_events(
+        _session(request), after, query.encoding, heartbeat_seconds
+    )
+    if request.method == "HEAD":
+        return web.Response(content_type=encoder.content_type, charset=encoder.charset)
+    return await streams.send_events(request, encoder, followed)

@@ -34,7 +34,7 @@ from execd.api.wire.encoders import WireEvent
 from execd.api.wire.fields import parse_query
 from execd.api.wire.keys import ENGINE
 from execd.api.wire.replies import replace_surrogates
-from execd.api.wire.route import PATH, Route
+from execd.api.wire.route import PATH, RouteTable
 from execd.api.wire.targets import path_below, query_of
 from execd.errors import Conflict, NotFound, ResourceExhausted
 
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from execd.engine.files.watching import Watching
 
 ROUTE = "/v1/watch"
+ROUTES = RouteTable()
 # A larger batch becomes several events, because an event is encoded in a single turn of the event
 # loop: 10,000 changes would take about 50 ms.
 CHANGES_PER_EVENT = 500
@@ -64,7 +65,17 @@ EVENTS: dict[str, type] = {
 }
 
 
+@ROUTES.add(
+    "GET",
+    {"watch_base_dir": ROUTE, "watch_path": ROUTE + PATH},
+    query=WatchQuery,
+    headers=("Last-Event-ID",),
+    replies={},
+    events=EVENTS,
+    errors=(NotFound, Conflict, ResourceExhausted),
+)
 async def watch(request: web.Request) -> web.StreamResponse:
+    """Stream the changes of files."""
     engine = request.app[ENGINE]
     query = parse_query(query_of(request.raw_path), WatchQuery)
     encoder = encoders.choose_stream_encoder(request.headers.get("Accept", ""))
@@ -116,20 +127,3 @@ async def _events(
         if news.is_over:
             sequence += 1
             yield WireEvent(sequence, "gone", GoneEvent())
-
-
-ROUTES = tuple(
-    Route(
-        method="GET",
-        path=path,
-        handler=watch,
-        name=name,
-        summary="Stream the changes of files",
-        query=WatchQuery,
-        headers=("Last-Event-ID",),
-        replies={},
-        events=EVENTS,
-        errors=(NotFound, Conflict, ResourceExhausted),
-    )
-    for name, path in (("watch_base_dir", ROUTE), ("watch_path", ROUTE + PATH))
-)

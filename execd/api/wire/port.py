@@ -1,5 +1,5 @@
-"""A port of the daemon: what its server is given, what its server does, and what a port serves
-over HTTP."""
+"""A port of the daemon: what a server of a port gets from the daemon, what the daemon asks of the
+server, and the server for HTTP."""
 
 from __future__ import annotations
 

@@ -1,21 +1,21 @@
 """A row of the route table: all that a route accepts and answers.
 
-Each module of handlers ends with its rows, ``ROUTES``. ``api/routes.py`` puts the rows
-together. The application, the open paths and the OpenAPI document are made from the table.
+Each module of handlers has its rows, ``ROUTES``. ``api/routes.py`` puts the rows together. The
+application, the open paths and the OpenAPI document are made from the table.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 from aiohttp import web
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
+    import msgspec
     from aiohttp.typedefs import Handler
 
     from execd.errors import ExecdError
@@ -43,10 +43,6 @@ class Access(Enum):
     token."""
     INIT = auto()
     """All requests, also before the init that the route brings. The handler refuses."""
-
-
-class NoFields(msgspec.Struct, frozen=True, kw_only=True):
-    """A message or an event without fields."""
 
 
 @dataclass(frozen=True)
@@ -110,3 +106,29 @@ class Route:
     def is_v1(self) -> bool:
         """Whether the errors of the route have the form of /v1."""
         return self.path.startswith("/v1/")
+
+
+class RouteTable(list[Route]):
+    """The rows of a module, in the order of its handlers."""
+
+    def __init__(self, **shared: Any) -> None:
+        """``shared``: fields of all rows whose handlers say nothing else."""
+        super().__init__()
+        self._shared = shared
+
+    def add(
+        self, method: str, path: str | Mapping[str, str], **facts: Any
+    ) -> Callable[[Handler], Handler]:
+        """Decorate the handler of a row. The row has the handler's name, and the first sentence of
+        the handler's docstring for a summary. ``path`` may also be the paths of several rows, by
+        their names. ``facts``: the other fields of the rows."""
+
+        def add_rows(handler: Handler) -> Handler:
+            summary = " ".join((handler.__doc__ or "").split()).partition(". ")[0].rstrip(".")
+            paths = {handler.__name__: path} if isinstance(path, str) else path
+            about = {**self._shared, **facts, "handler": handler, "summary": summary}
+            for name, each in paths.items():
+                self.append(Route(method=method, path=each, name=name, **about))
+            return handler
+
+        return add_rows

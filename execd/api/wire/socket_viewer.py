@@ -1,7 +1,8 @@
 """A viewer: a WebSocket that shows the output of a program and takes input for the program.
 
-Three tasks serve a viewer. One sends the frames. One receives messages. One gives the program its
-input; a task of its own, so that a signal gets through while the program reads nothing.
+Three tasks serve a viewer: a task sends the frames, a task receives messages, and a task gives
+input to the program. Input has a task of its own, so that a signal gets through while the program
+reads nothing.
 
 The lock ``_sending`` is held during each send. The code that ends a viewer takes the lock before it
 cancels the tasks, so no send is cancelled in the middle: ``streams`` explains the reason.

@@ -192,15 +192,15 @@ class DiskGuard:
 
 
 class _Snapshot(NamedTuple):
-    """The state at the look before a crossing."""
+    """The state at the check before a crossing."""
 
     used_bytes: int
-    """Of the file system."""
+    """The used bytes of the file system."""
     trees: Mapping[int, Candidate]
 
 
 class _Tally:
-    """What the trees have written, as the guard reads it."""
+    """The bytes that each tree has written, from the reports of the warden."""
 
     def __init__(self) -> None:
         self.trees: Mapping[int, Candidate] = {}

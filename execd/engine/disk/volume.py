@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from execd.engine.disk.disk_policy import BlamedTree, Candidate
-    from execd.files.room import Room
+    from execd.files.root import Room
 
 Setting = Literal["base_dir_bytes", "tmp_dir_bytes"]
 # The pause after each slice of a walk.
@@ -31,7 +31,7 @@ UPLOAD_WALK_SECONDS = 5.0
 
 
 class Volume:
-    """A directory that may hold ``limit_bytes``. Implements ``files.room.Room``."""
+    """A directory that may hold ``limit_bytes``. Implements ``files.root.Room``."""
 
     def __init__(self, setting: Setting, path: str, limit_bytes: int) -> None:
         self.setting = setting
@@ -142,7 +142,7 @@ class Volume:
 
 
 class Volumes:
-    """The guarded directories. Implements ``files.room.Rooms``."""
+    """The guarded directories. Implements ``files.root.Rooms``."""
 
     def __init__(self, volumes: Collection[Volume]) -> None:
         self._volumes = volumes

@@ -75,7 +75,6 @@ class Admission:
 
     def leave(self, key: str, now: float) -> list[str]:
         """Give up a place, running or waiting. Return the keys of the commands to run now."""
-        self._forget_old_starts(now)
         if key in self._queue:
             del self._queue[key]
         else:

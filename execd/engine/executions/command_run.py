@@ -124,7 +124,7 @@ class CommandRunner:
         if self._has_arrived:
             self._starts.leave(self._id)
 
-    # For callers, while the program runs.
+    # Requests of callers, while the program runs.
 
     def signal(self, number: int) -> None:
         self._stands_for_dash = False  # dash would have got the signal too, and have ended
@@ -146,7 +146,7 @@ class CommandRunner:
         assert self._io is not None
         return self._child, self._io
 
-    # For the execution.
+    # Called by the execution.
 
     async def start(self, execution: Execution) -> Result | None:
         command = execution.command
@@ -256,7 +256,7 @@ class CommandRunner:
                 )
             if execution.cause is not None:
                 await deadlines.unless_overdue(child.killed)
-            else:  # the program met its deadlines; a descendant that holds its pipes has none
+            else:  # in time; no deadline ends a descendant that holds the pipes
                 deadlines.stop()
             await io.drain(
                 min(self._context.config.drain_grace_seconds, deadlines.seconds_to_answer)
@@ -324,7 +324,7 @@ class CommandRemains:
 
 
 def _ignore_limit(_limit: str, _value: int) -> None:
-    """The execution has ended, whatever its descendants exceed."""
+    """Drop the report: the execution has ended, so the limits of its descendants end nothing."""
 
 
 def spawn_request(

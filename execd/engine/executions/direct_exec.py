@@ -82,7 +82,7 @@ IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Layout(NamedTuple):
-    """What a shell makes of an environment."""
+    """How a shell passes an environment on: which variables, in which order."""
 
     entries: list[str]
     """See ``program_block.DirectProgram``."""

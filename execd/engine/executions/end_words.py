@@ -110,8 +110,8 @@ def end_message(
 
 
 def restarted_message(shortage: MemoryShortage | None) -> str:
-    """Return what happened to an execution of a former daemon. ``shortage``: in which that daemon
-    died."""
+    """Return the message of an execution that a former daemon began. ``shortage``: the lack of
+    memory in which the former daemon died."""
     event = FIXED[ExitReason.DAEMON_RESTARTED]
     if shortage is None:
         return event
@@ -243,7 +243,8 @@ def _size(n_bytes: int) -> str:
 
 def end_fields(record: ExecutionRecord) -> EndFields:
     """Return the fields of the log line, after the end."""
-    reason, outcome, command = named_reason(record), record.outcome, record.command
+    outcome, command, refusal = record.outcome, record.command, record.refusal
+    reason = named_reason(record, outcome)
     is_known = reason is not ExitReason.DAEMON_RESTARTED
     return {
         "execution_id": record.id,
@@ -251,7 +252,7 @@ def end_fields(record: ExecutionRecord) -> EndFields:
         "dialect": command.origin.dialect,
         "started_by": record.started_by,
         "exit_reason": reason,
-        "error_code": None if record.refusal is None else record.refusal.code,
+        "error_code": None if refusal is None else refusal.code,
         "exit_code": NO_EXIT_CODE if outcome is None else outcome.any_exit_code,
         "duration_seconds": outcome.duration_seconds if outcome and is_known else None,
         "usage": outcome.usage if outcome and is_known else None,
@@ -260,14 +261,14 @@ def end_fields(record: ExecutionRecord) -> EndFields:
     }
 
 
-def named_reason(record: ExecutionRecord) -> ExitReason | None:
-    """Return the reason as the log and the counters name the reason."""
-    outcome = record.outcome
-    reason = None if outcome is None else outcome.exit_reason
-    # Replies have a reason of the closed list, and no reason of the list is a full queue.
-    if record.refusal is not None and reason is ExitReason.SPAWN_FAILED:
+def named_reason(record: ExecutionRecord, outcome: Result | None) -> ExitReason | None:
+    """Return the reason of the record's outcome as the log and the counters name the reason."""
+    if outcome is None:
         return None
-    return reason
+    # Replies have a reason of the closed list, and no reason of the list is a full queue.
+    if outcome.exit_reason is ExitReason.SPAWN_FAILED and record.refusal is not None:
+        return None
+    return outcome.exit_reason
 
 
 def applied_limit(

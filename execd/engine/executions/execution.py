@@ -61,8 +61,8 @@ end_logger = logging.getLogger("execd.executions")
 TIMEOUT_ANSWER_SECONDS = 0.45
 # Causes that end no descendants of a program that has ended before.
 SPARING = (*TIMEOUTS, ExitReason.CLIENT_DISCONNECTED)
-# Any other end, after its grace: the time that the warden gives a kill before it names survivors,
-# and a little for the messages.
+# For every other cause, after the grace: the time after which the warden names the survivors of a
+# kill, and a little for the messages.
 KILL_ANSWER_SECONDS = 3.0
 
 
@@ -84,7 +84,7 @@ class Keeper(Protocol):
 
 
 class Remains(Protocol):
-    """What a program may have left behind."""
+    """The processes that an ended program may have left behind."""
 
     async def end_rest(self, grace_seconds: float) -> None:
         """End the descendants of the program, after the program's end."""
@@ -98,7 +98,7 @@ class Runner(Protocol):
 
     @property
     def obstacle(self) -> str:
-        """What keeps the turn from coming, in words."""
+        """In words: the reason why the turn has not come yet."""
 
     @property
     def is_running(self) -> bool:
@@ -127,7 +127,7 @@ class Runner(Protocol):
         execution calls this last, however the task ends."""
 
     def remains(self) -> Remains | None:
-        """What the program has left behind, after the program's end; None: nothing."""
+        """The processes that the ended program has left behind; None: no process."""
 
     def signal(self, number: int) -> None: ...
 
@@ -206,7 +206,7 @@ class Execution(ExecutionRecord):
         self._task = self._loop.create_task(self._live(), name=f"execution-{self.id}")
         return self
 
-    # For dialects.
+    # Called by dialects.
 
     def attach(self) -> Attachment:
         """Be a reader, in a ``with`` block. When the last reader leaves without the reply, the
@@ -230,9 +230,9 @@ class Execution(ExecutionRecord):
         self.deadlines.postpone(seconds)
 
     def outlive_callers(self) -> None:
-        """The sandbox was restored, and all callers are gone without having left. A client that
-        can find the execution again is expected back from now on. Without such a client the
-        program goes on as if it had been detached: its deadline still ends it."""
+        """Go on without callers after a restore of the sandbox, in which all connections are gone.
+        If a client can find the execution again, the execution waits for the client from now on.
+        Otherwise the program goes on as if detached, and still ends at its deadline."""
         if self.is_repeatable:
             self.readers.restart_grace()
         else:
@@ -256,7 +256,7 @@ class Execution(ExecutionRecord):
         outcome, streams = self.outcome, self.output.streams
         self._context.counters.record_end(
             self.command.origin.dialect,
-            named_reason(self),
+            named_reason(self, outcome),
             outcome.duration_seconds
             if outcome is not None and self.started_at is not None
             else None,
@@ -406,7 +406,7 @@ class Execution(ExecutionRecord):
         """The output, for readers."""
         return OutputView(self.output, self._context.config.stream_heartbeat_seconds)
 
-    # For the runner.
+    # Called by the runner.
 
     def requested(self) -> None:
         """The runner asks for the program's start."""

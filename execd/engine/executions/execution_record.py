@@ -27,9 +27,9 @@ class Registration(NamedTuple):
     payload: str = ""
     """Digest of the request; empty for an execution without a key and without a caller's name."""
     is_kept: bool = False
-    """Whether the journal has the execution from the start on. The caller may ask after a restart
-    for an execution with a key, for an execution with a name of the caller's, and for a detached
-    execution."""
+    """Whether the execution is journaled from its start on: yes for executions that a caller may
+    ask for after a restart, which are those with a key or a name of the caller's, and detached
+    executions."""
 
 
 class ExecutionRecord:

@@ -100,7 +100,7 @@ class Starts:
         self._timer: asyncio.TimerHandle | None = None
 
     def facts(self) -> dict[str, Any]:
-        """For /v1/capabilities."""
+        """Return the bounds and the numbers of commands, for /v1/capabilities."""
         admission = self._admission
         return {
             "cpus": self._cpus,

@@ -59,7 +59,7 @@ class Submission(msgspec.Struct, frozen=True):
     """The idempotency key. The same key, or id, and the same payload again give the execution of
     the first request."""
     payload: bytes = b""
-    """What was asked. Without a key and an id the payload means nothing."""
+    """The request in bytes, compared when a key or an id repeats. Unused without key and id."""
     request_key: bytes | None = None
     """A request with the key of an earlier request joins the earlier execution, while the reply of
     that execution is still wanted."""
@@ -87,7 +87,7 @@ class Idempotency:
     def register(self, submission: Submission, *, is_kept: bool) -> Registration:
         """The names of a new execution, which ``add`` takes. No ``await`` may come between."""
         if not submission.is_named:
-            return Registration(new_id(), is_kept=is_kept)
+            return Registration(new_id(), None, "", is_kept)
         return Registration(
             submission.execution_id or new_id(),
             _key_digest(submission.key),
@@ -110,8 +110,7 @@ class Idempotency:
     def repeated(self, submission: Submission) -> Submitted | None:
         """Return the execution of the same key, or id, that ran or will run. Raises
         IdempotencyMismatch, InvalidArgument."""
-        if not submission.is_named:
-            return None
+        assert submission.is_named
         execution_id = submission.execution_id
         if execution_id is not None and not command.ID_PATTERN.fullmatch(execution_id):
             raise InvalidArgument(f"id: must match {command.ID_PATTERN.pattern}", field="id")

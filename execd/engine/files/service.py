@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from execd.files.described_tree import DescribedEntry as DescribedEntry
     from execd.files.listing import Entry as Entry
     from execd.files.read import Description as Description
-    from execd.files.room import Rooms
+    from execd.files.root import Rooms
     from execd.files.search import Match as Match
     from execd.files.search import SearchResult as SearchResult
     from execd.files.watch.changes import Change as Change

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 HASHED_AT_ONCE_BYTES = 4 << 20
 
-# Four listings at once of 400,000 files take about 18 s on two busy CPUs. A reader that takes its
-# reply slowly keeps its place.
+# Four listings at once of 400,000 files take about 18 s on two busy CPUs. A slow reader keeps the
+# place until the reply is over.
 PLACE_WAIT_SECONDS = 60
 # A zip keeps about 600 bytes an entry in memory. Smaller zips need no place.
 LARGE_ZIP_ENTRIES = 4096
@@ -43,7 +43,7 @@ class Places:
     """A number of places for calls that need much memory."""
 
     def __init__(self, count: int, refusal: str) -> None:
-        """``refusal``: what a caller reads for whom no place became free."""
+        """``refusal``: the message for a caller when no place became free."""
         self._places = asyncio.Semaphore(count)
         self._refusal = refusal
 
@@ -64,7 +64,7 @@ T = TypeVar("T")
 
 
 class Transfer:
-    """What a caller has open: an async context manager that closes it.
+    """A download, an upload or an archive: an async context manager, which closes the file.
 
     Each call, also the closing call, holds a lock in its thread.
     """

@@ -71,7 +71,7 @@ class Counters:
         """Bytes of the replies that are over, headers included."""
         self.error_replies: dict[ReplyCode, int] = dict.fromkeys(get_args(ReplyCode), 0)
         self.duration_seconds = Histogram(DURATION_SECONDS)
-        """Of programs and cells that ran."""
+        """Run times of programs and cells."""
         self.queue_seconds = Histogram(QUEUE_SECONDS)
         """From the request of an execution to its turn."""
         self.loop_lag_seconds = Histogram(LAG_SECONDS)

@@ -162,7 +162,8 @@ class EventIndex:
         """Append an event and return its number: the last of its pieces' numbers."""
         assert offset >= 0
         assert size_bytes >= 0
-        sequence = self.last_sequence + _n_pieces(kind, size_bytes)
+        n_pieces = _n_pieces(kind, size_bytes) if size_bytes else 1
+        sequence = (self._sequences[-1] if self._sequences else self._trimmed) + n_pieces
         self._kinds.append(kind)
         self._offsets.append(offset)
         self._sizes.append(size_bytes)
@@ -274,7 +275,7 @@ def _sort_by_stream(events: list[Event]) -> list[Event]:
     """Merge small events over the events of the other stream in between.
 
     The stream of the last event comes second, with the number of that event. The first stream gets
-    the number before: by that number, every reader had all its bytes.
+    the number before, at which every reader had all bytes of the first stream.
     """
     found: list[Event] = []
     merged: dict[Kind, Event] = {}

@@ -377,9 +377,6 @@ class OutputLog:
 
     def _note(self, kind: Kind, offset: int = 0, size_bytes: int = 0) -> None:
         self.events.append(kind, offset, size_bytes)
-        self._wake_readers()
-
-    def _wake_readers(self) -> None:
         if self._changed is not None:
             self._changed.set_result(None)
             self._changed = None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class CellEnd(NamedTuple):
-    """What is known."""
+    """What the worker and the warden have said about a cell."""
 
     cause: ExitReason | None
     """Why the cell was told to end, if it was."""

@@ -126,7 +126,7 @@ class CellRunner:
     def obstacle(self) -> str:
         return f"session {self._session.id!r} is busy with another cell"
 
-    # For the session and for callers, while the cell runs.
+    # Called by the session, and for callers, while the cell runs.
 
     @property
     def open_input_request(self) -> worker_messages.InputRequest | None:
@@ -183,7 +183,7 @@ class CellRunner:
             f"a cell has no terminal to be {cols} by {rows}; start a command with pty instead"
         )
 
-    # For the execution.
+    # Called by the execution.
 
     @property
     def is_running(self) -> bool:
@@ -427,7 +427,7 @@ class CellRunner:
                 self._loop.call_at(self._kill_at, self._kill_rest, 0.0),
             ]
 
-    # What the worker and the warden report.
+    # Reports of the worker and of the warden.
 
     def _on_limit(self, limit: str, value: int) -> None:
         execution = self._execution

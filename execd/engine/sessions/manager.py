@@ -157,7 +157,7 @@ class Sessions(SessionTable):
         """Describe the interpreter of sessions, for /v1/capabilities."""
         return {"mode": self.config.sessions, **self.zygote.describe()}
 
-    # For sessions.
+    # Called by sessions (``SessionHost``).
 
     async def take_worker(self, limits: Limits) -> SessionWorker:
         """Return an unused worker. Raises ResourceExhausted, Unavailable, NotSupported."""

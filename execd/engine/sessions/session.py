@@ -64,8 +64,9 @@ log = logging.getLogger(__name__)
 
 # A longer request is interrupted.
 REQUEST_SECONDS = 5.0
-# From the interrupt to KILL, which costs the state. A starved pod takes seconds for an honest
-# completion. Together below the 30 s of the routers.
+# From the interrupt to KILL. KILL loses the session's state, and on a starved pod an honest
+# completion takes seconds, so the grace is long. REQUEST_SECONDS and the grace together stay below
+# the 30 s after which routers give up.
 REQUEST_GRACE_SECONDS = 20.0
 # Workers that may end on the way, one after the other, before the caller gets an error.
 ATTEMPTS = 3
@@ -74,7 +75,7 @@ OWN_EVENTS = (SessionEvent.BEGIN, SessionEvent.REQUEST, SessionEvent.END)
 
 
 class SessionHost(Protocol):
-    """The part of ``Sessions`` for a session."""
+    """What a session may ask of its manager. ``Sessions`` implements the protocol."""
 
     log_budget: LogBudget
 
@@ -533,8 +534,8 @@ class Session:
             await asyncio.wait(set(self._closing))
 
     async def end_worker(self, cause: ExitReason) -> None:
-        """End the cell, if one runs, and the interpreter in order, within END_SECONDS, and its
-        tree. The state is lost. The turn comes before those of all who wait."""
+        """End the running cell, then the interpreter in order within END_SECONDS, then its tree.
+        The state is lost. The end takes the next turn, before all waiting cells."""
         if self.cell is not None:
             self.cell.end(cause, END_SECONDS)
         worker = self.worker

@@ -1,8 +1,8 @@
 """Messages of a worker, decoded for the daemon. Pure.
 
-``kernel.frames`` has the form shared by worker and daemon. The daemon decodes only the fields that
-the daemon acts on. Bundles for clients stay JSON: checked, and passed on. User code can send a
-bundle of 32 MiB, and a decoded bundle takes up to thirty times as much memory.
+``kernel.frames`` has the bytes of a frame, and the other directions. The daemon decodes only the
+fields that the daemon acts on. Bundles for clients stay JSON: checked, and passed on. User code can
+send a bundle of 32 MiB, and a decoded bundle takes up to thirty times as much memory.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class WorkerReady(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ready"):
+    """The first message of a branch. A worker forked from the zygote sends nothing before it is
+    configured."""
+
     python: str
     ipython: str
     warnings: list[str]
@@ -33,6 +36,9 @@ class Configured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="c
 
 
 class Failed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="failed"):
+    """In reply to "configure": the configuration is impossible, and the daemon may send another. At
+    any other time: the worker ends with ``worker.FAULT_EXIT_CODE``."""
+
     message: str
 
 

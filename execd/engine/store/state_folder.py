@@ -79,7 +79,8 @@ class StateFolder:
 
     @property
     def anchor(self) -> str:
-        """A path of the folder, wherever the folder lies, valid in this process only."""
+        """/proc/self/fd/N: follows the folder when user code renames the folder. Only this process
+        can use the path."""
         return f"/proc/self/fd/{self.dir_fd}"
 
     def view(self) -> View:

@@ -26,13 +26,13 @@ from execd.files.change import remove_below
 from execd.files.copy import copy_tree
 from execd.files.mounts import mount_points
 from execd.files.paths import blame, decode, denied
-from execd.files.resolve import TreeChanged, open_directory
+from execd.files.resolve import TreeChanged, open_directory, undoing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from execd.files.resolve import Forbidden
-    from execd.files.room import Room
+    from execd.files.root import Room
 
 
 class _Pair:
@@ -54,11 +54,8 @@ class _Pair:
     def below(self, name: bytes) -> _Pair:
         """Open the directories of this name in both. Raises OSError."""
         source = open_directory(name, self.source)
-        try:
+        with undoing(os.close, source):
             target = open_directory(name, self.target)
-        except BaseException:
-            os.close(source)
-            raise
         return _Pair(source, target, posixpath.join(self.path, name))
 
     def close(self) -> None:
@@ -183,7 +180,7 @@ class Merge:
 
     def _directory(self, level: _Pair, name: bytes, is_trial: bool) -> _Pair:
         below = level.below(name)
-        try:
+        with undoing(below.close):
             self._modes.pop(below.path, None)
             if below.path in self._mount_points and os.listdir(below.source):
                 if self._forbidden.includes(below.target, os.fstat(below.target), -1):
@@ -194,9 +191,6 @@ class Merge:
                 os.close(below.source)
                 below.source = copied
             return below
-        except BaseException:
-            below.close()
-            raise
 
     def _copy_to_mount(self, below: _Pair) -> None:
         os.mkdir(self._temporary, 0o700, dir_fd=below.target)

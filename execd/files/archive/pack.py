@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from execd.errors import Conflict, NotFound
 from execd.files.paths import blame, blame_below, decode
-from execd.files.resolve import TreeChanged, identity, reopen
+from execd.files.resolve import TreeChanged, reopen, undoing
 from execd.files.root import Root, retrying
 from execd.files.tree_walk import Step, walk
 from execd.files.write import TEMPORARY_PREFIX
@@ -140,7 +140,7 @@ def pack(
     Raises NotFound, PermissionDenied, InvalidArgument, Conflict.
     """
     resolved = root.resolve(path)
-    try:
+    with undoing(resolved.close):
         if resolved.stat is None or (resolved.names and not stat.S_ISREG(resolved.stat.st_mode)):
             raise NotFound(f"{path!r}: no such file or directory")
         return Packing(
@@ -150,9 +150,6 @@ def pack(
             skips_unreadable=skips_unreadable,
             max_zip_entries=max_zip_entries,
         )
-    except BaseException:
-        resolved.close()
-        raise
 
 
 def _items(
@@ -179,18 +176,12 @@ def _items(
                     visit.path, visit.info, target=os.readlink(visit.name, dir_fd=visit.directory)
                 )
             elif stat.S_ISREG(visit.info.st_mode):
-                fd = os.open(
-                    visit.name,
-                    os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,
-                    dir_fd=visit.directory,
-                )
+                fd, info = visit.open_file()
                 try:
-                    info = os.fstat(fd)
-                    if identity(info) == identity(visit.info):
-                        yield _Item(visit.path, info, fd)
+                    yield _Item(visit.path, info, fd)
                 finally:
                     os.close(fd)
-        except FileNotFoundError:
+        except (FileNotFoundError, TreeChanged):
             continue
         except PermissionError as error:
             if not skips_unreadable:

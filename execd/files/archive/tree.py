@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from execd.files.resolve import Forbidden
-    from execd.files.room import Room
+    from execd.files.root import Room
 
 MAX_NAMES_BYTES = 64 << 20
 """Names in an uploaded archive that are in memory together. More are 413.

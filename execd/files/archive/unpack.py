@@ -26,17 +26,16 @@ from execd.files.archive.tar import GZIP_MARK, TarSource
 from execd.files.archive.tree import Tree, Unpacked, UnpackingLimits
 from execd.files.archive.unzip import ZipSpool
 from execd.files.change import remove_below
-from execd.files.digest import DigestCheck
 from execd.files.paths import blame
 from execd.files.resolve import ResolvedPath, TreeChanged, go_down, open_directory
 from execd.files.root import Root, retrying
 from execd.files.syscalls import rename_without_replacing
-from execd.files.write import TEMPORARY_PREFIX
+from execd.files.write import TEMPORARY_PREFIX, DigestCheck
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from execd.files.room import Room
+    from execd.files.root import Room
     from execd.model import ArchiveFormat
 
 _ZIP_MARKS = (b"PK\x03\x04", b"PK\x05\x06")

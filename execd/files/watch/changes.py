@@ -173,7 +173,7 @@ class Batch:
             self._tell_old_path(replaced)
 
     def _put_moved(self, change: Change) -> None:
-        if change.old_path == change.path == self._name_after(change.path):  # away and back again
+        if change.old_path == change.path == self._name_after(change.path):  # moved out and back
             change = msgspec.structs.replace(change, kind="modified", old_path=None)
         self._put(change)
 

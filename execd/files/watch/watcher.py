@@ -34,7 +34,7 @@ import msgspec
 
 from execd.errors import NotFound
 from execd.files.paths import blame
-from execd.files.resolve import TreeChanged, identity
+from execd.files.resolve import TreeChanged, identity, undoing
 from execd.files.root import Root, retrying
 from execd.files.tree_walk import Step, walk
 from execd.files.watch.changes import Batch, Change, ChangeList
@@ -96,15 +96,12 @@ class Watch:
         """Directories that may have no watch: each has moved, or was gone when the Watch looked."""
         self._is_complete = True
         self._inotify = Inotify()
-        try:
+        with undoing(self._inotify.close):
             self._top = self._inotify.add(resolved.directory)
             self._directories[self._top] = b""
             self._above = self._watch_parent()
             if self._recursive:
                 self._watch_below(b"", None)
-        except BaseException:
-            self._inotify.close()
-            raise
 
     @property
     def fd(self) -> int:
@@ -417,10 +414,7 @@ def watch(root: Root, path: str, *, recursive: bool = False, sums: bool = True) 
     InvalidArgument, Conflict.
     """
     resolved = root.resolve(path)
-    try:
+    with undoing(resolved.close):
         if resolved.stat is None:
             raise NotFound(f"{path!r}: no such file or directory")
         return Watch(resolved, path, recursive=recursive, sums=sums)
-    except BaseException:
-        resolved.close()
-        raise

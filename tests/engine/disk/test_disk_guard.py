@@ -213,7 +213,8 @@ async def test_bytes_that_the_walk_finds_and_the_look_before_did_not_are_known_t
             made.warden.written, made.volume.is_over = Written(1, [1], [5], [5], [0]), True
 
     made.live, made.warden.written = [FakeExecution(1)], Written(1, [1], [0], [0], [0])
-    made.volume.walks_at, made.volume.happens_in_walk = {1, 2}, write
+    # A slow walk may last beyond the next look.
+    made.volume.walks_at, made.volume.happens_in_walk = range(1, 1 << 20), write
     made.guard.mark_running()
     await wait_until_async(lambda: made.volume.candidates != [], 5)
     assert made.volume.candidates == [Candidate(1, 5, 5, 0)]

@@ -48,7 +48,7 @@ class Desk:
     ) -> Submitted:
         command = Command(program=Program(argv=("true",), display="true"))
         submission = Submission(command, execution_id=name, key=key, payload=payload)
-        earlier = self.once.repeated(submission)
+        earlier = self.once.repeated(submission) if submission.is_named else None
         if earlier is not None:
             return earlier
         registration = self.once.register(submission, is_kept=False)

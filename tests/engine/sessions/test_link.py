@@ -23,6 +23,7 @@ from execd.engine.sessions.link import (
     LinkTurns,
 )
 from execd.kernel import frames
+from tests.kernel.worker_frames import FROM_WORKER
 from tests.waiting import wait_until_async
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Conversation:
         self.losses = 0
         self.changes = True
         """Whether a received frame changes anything."""
-        decode = frames.FrameDecoder(frames.FROM_WORKER).decode
+        decode = frames.FrameDecoder(FROM_WORKER).decode
         self.link = Link(
             ours, decode, LinkTurns((budget or InFlight()).lease), self._on_frame, self._on_lost
         )

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from execd.engine.sessions import worker_messages
 from execd.kernel import frames
+from tests.kernel.worker_frames import FROM_WORKER
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
@@ -78,7 +79,7 @@ FRAMES = st.one_of(
 @given(FRAMES)
 def test_what_a_worker_says_is_taken_and_passed_on_unchanged(frame: dict[str, object]) -> None:
     claim = worker_messages.decode(frames.encode(frame)[4:])
-    (shared,) = frames.FrameDecoder(frames.FROM_WORKER).feed(frames.encode(frame))
+    (shared,) = frames.FrameDecoder(FROM_WORKER).feed(frames.encode(frame))
     again = msgspec.json.decode(msgspec.json.encode(claim))
     assert {name: again[name] for name in shared} == shared
 
