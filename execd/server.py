@@ -34,11 +34,10 @@ import uvloop
 from execd import __version__, lean_imports, logging_setup
 from execd.allocator import give_back_memory, limit_arenas
 from execd.config import EXIT_USAGE
-from execd.engine.assembly import CannotStart
+from execd.engine.assembly import CONNECTIONS_SHARE, CannotStart
 from execd.engine.engine import Engine
-from execd.engine.executions.command_run import parse_identity
+from execd.engine.executions.command import parse_identity
 from execd.engine.files.service import make_base_dir
-from execd.engine.shutdown import CONNECTIONS_SHARE
 from execd.engine.store.state_dir import StateDirError
 from execd.errors import ExecdError
 
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from execd.api.wire.port import PortServer
     from execd.config import Config
     from execd.dialects import ChosenDialect
-    from execd.engine.restore_detector import Restore
+    from execd.engine.restores import Restore
 
 log = logging.getLogger(__name__)
 

@@ -121,14 +121,13 @@ PURE = _words(
     engine.disk.disk_policy engine.metrics.counters engine.metrics.stats
     engine.output.head_tail engine.executions.admission engine.executions.end_words
     engine.executions.exit_status engine.executions.page_cursor engine.executions.plain_words
-    engine.executions.registry engine.executions.state engine.restore_detector
+    engine.executions.registry engine.executions.state
     engine.sessions.cell_result engine.sessions.session_state engine.sessions.worker_messages
     api.probes.exposition api.probes.families api.probes.probe_reply
     api.wire.auth api.wire.connections api.wire.encoders
     api.wire.fields api.wire.malformed api.wire.multipart api.wire.output_text api.wire.signal_names
     api.wire.targets api.wire.validators api.v1.cell_reply api.v1.execution_request
     api.v1.execution_types api.v1.file_reply api.v1.session_request api.python_runtime.request
-    engine.usage_meter engine.executions.bash_script
     """
 )
 """Modules without a clock, a loop, a process, a thread or a file; only they call themselves
@@ -301,10 +300,10 @@ def _of_the_warden_and_the_kernel(imports: Mapping[str, set[str]]) -> Iterator[s
                 and last not in WARDEN_MAY_IMPORT
             ):
                 yield f"{module}: imports {name}, which the warden does not load"
-            # zygote_command names the zygote's program in a string.
+            # zygote_process names the zygote's program in a string.
             is_outside = (
                 not module.startswith("execd.kernel")
-                and module != "execd.engine.sessions.zygote_command"
+                and module != "execd.engine.sessions.zygote_process"
             )
             allowed = (
                 KERNEL_FOR_THE_WARDEN

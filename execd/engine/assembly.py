@@ -8,20 +8,18 @@ step fails.
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import os
 import resource
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from execd.allocator import MemoryReturn
 from execd.engine.disk.disk_guard import DiskGuard
 from execd.engine.disk.volume import Volume, Volumes
-from execd.engine.executions.command_run import parse_identity
+from execd.engine.executions.command import parse_identity
 from execd.engine.executions.context import EngineContext
-from execd.engine.executions.default_shell import DefaultShell
-from execd.engine.executions.direct_exec import DirectExec
+from execd.engine.executions.direct_exec import DefaultShell, DirectExec
 from execd.engine.executions.environment import (
     PYTHON_NAMES,
     ChildEnvironment,
@@ -33,16 +31,13 @@ from execd.engine.executions.registry import Registry
 from execd.engine.executions.retention import Retention
 from execd.engine.executions.starts import Starts
 from execd.engine.executions.submission import Idempotency
-from execd.engine.files.service import Files
-from execd.engine.housekeeping import Housekeeper
+from execd.engine.files.service import Files, choose_temporary_dir
+from execd.engine.housekeeping import Housekeeper, MemoryNotes
 from execd.engine.in_flight import InFlight
-from execd.engine.memory_notes import MemoryNotes
 from execd.engine.metrics.counters import Counters
 from execd.engine.output.held_pipes import HeldPipes
-from execd.engine.restores import Restores
+from execd.engine.restores import Restores, SpecEnvironment
 from execd.engine.sessions.manager import Sessions
-from execd.engine.shutdown import ShutdownClock
-from execd.engine.spec_environment import SpecEnvironment
 from execd.engine.store.journal import MemoryRecovered
 from execd.engine.store.state_dir import StateDir
 from execd.files.archive.tree import UnpackingLimits
@@ -58,13 +53,37 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from execd.config import Config
-    from execd.engine.restore_detector import Readings, Restore
-    from execd.engine.store.journal import MemoryShortage
+    from execd.engine.restores import Readings, Restore
     from execd.proc.pod_memory import PodMemory
 
 log = logging.getLogger(__name__)
 
 WARDEN_MODULE = "execd.warden.main"
+
+
+# When a step must be over, as a share of the shutdown timeout: running executions, connections, and
+# everything else.
+EXECUTIONS_SHARE, CONNECTIONS_SHARE, WHOLE_SHARE = 0.7, 0.85, 0.95
+
+
+class ShutdownClock:
+    """The timeout runs from the first question, so an engine that ends without a drain has the
+    whole timeout."""
+
+    def __init__(self, timeout_seconds: float) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._began_at: float | None = None
+
+    def ends_at(self, share: float) -> float:
+        """Return the time, on the loop's clock, when this share of the timeout is over."""
+        now = asyncio.get_running_loop().time()
+        if self._began_at is None:
+            self._began_at = now
+        return self._began_at + share * self._timeout_seconds
+
+    def seconds_left(self) -> float:
+        """Return the seconds left for everything that must end."""
+        return max(0.0, self.ends_at(WHOLE_SHARE) - asyncio.get_running_loop().time())
 
 
 class CannotStart(Exception):
@@ -77,299 +96,209 @@ class CannotStart(Exception):
         self.path: str | None = error.filename
 
 
-class Parts(NamedTuple):
-    """The parts of a running engine."""
+class Parts(EngineContext):
+    """The parts of an engine: made by ``__init__``, started by ``start``, ended by ``ends``."""
 
-    context: EngineContext
-    warden: WardenClient
-    store: StateDir
-    files: Files
-    sandboxd_files: Files
-    """The same files for sandboxd, which reads a path in its own way."""
-    tree_files: Files
-    """The same files with paths as user code reads them."""
-    registry: Registry
-    retention: Retention
-    idempotency: Idempotency
-    sessions: Sessions
-    starts: Starts
-    in_flight: InFlight
-    held_pipes: HeldPipes
-    shutdown: ShutdownClock
-    pod_memory: PodMemory
-    housekeeper: Housekeeper
-    disk_guard: DiskGuard
-    restores: Restores
+    def __init__(
+        self,
+        config: Config,
+        environment: Mapping[str, str],
+        ends: contextlib.AsyncExitStack,
+        *,
+        reap_orphans: bool,
+        clocks: Callable[[], Readings],
+    ) -> None:
+        """``clocks`` shows restores (``restores``). Raises StateDirError."""
+        request_short_turns()
+        self.config = config
+        self.identity = parse_identity(config.run_as)
+        self.python = find_python(config, environment.get("PATH", os.defpath))
+        self.counters = Counters()
+        self.housekeeper = Housekeeper()
+        self.shutdown = ShutdownClock(config.shutdown_timeout)
+        self.in_flight = InFlight()
+        self.starts = Starts(config)
+        self._open_files(ends)
+        self.reaper = Reaper(everything=reap_orphans)
+        ends.callback(self.reaper.close)
+        self.pod_memory = _find_pod_memory(config)
+        self.warden = WardenClient(
+            self.store.folder.view,
+            self.reaper,
+            module=WARDEN_MODULE,
+            policy=config.namespaces,
+            ping_seconds=config.warden_ping_seconds,
+            dead_seconds=config.warden_dead_seconds,
+            configuration=self.pod_memory.configuration(),
+            record_lag=self.counters.loop_lag_seconds.observe,
+            on_memory=lambda: self.memory_notes.look(),
+        )
+        self.disk_guard = DiskGuard(self.volumes, self.warden, lambda: self.registry.live)
+        self.restores = Restores(
+            lambda: self.registry.has_live, clocks, SpecEnvironment(config).changes
+        )
+        self.held_pipes = HeldPipes(
+            resource.getrlimit(resource.RLIMIT_NOFILE)[0], on_growth=self.housekeeper.plan_soon
+        )
+        self.on_run = self._note_run
+        self.look_for_restore = self.restores.look
+        self.settle_restore = self.restores.settle
+        self._make_environment(environment)
+        self._open_retention(ends)
+        self.idempotency = Idempotency(self.registry, self.retention)
+        self.memory_notes: MemoryNotes = MemoryNotes(
+            self.pod_memory,
+            lambda: self.warden.runtime_bytes,
+            self.retention.note,
+            self.housekeeper.plan_soon,
+        )
+        ends.callback(self.memory_notes.close)
+        self.sessions = Sessions(self, self.retention, self.in_flight.lease, self.housekeeper.plan)
+        ends.push_async_callback(lambda: self.sessions.close(self.shutdown.seconds_left()))
 
+    def _open_files(self, ends: contextlib.AsyncExitStack) -> None:
+        """The files of the daemon and of callers."""
+        config = self.config
+        self.store = StateDir(
+            config.state_dir,
+            config.state_bytes,
+            {} if is_virtual_environment(self.python) else dict.fromkeys(PYTHON_NAMES, self.python),
+            self._is_uncovered,
+            commands_uid=self.identity.uid,
+            on_failure=self.housekeeper.plan_soon,
+        )
+        ends.callback(lambda: self.store.close(self.shutdown.seconds_left()))
+        self.volumes: list[Volume] = []
+        """The directories with a limit."""
+        if config.base_dir_bytes:
+            self.volumes.append(Volume("base_dir_bytes", config.base_dir, config.base_dir_bytes))
+        if config.tmp_dir_bytes:
+            self.volumes.append(Volume("tmp_dir_bytes", "/tmp", config.tmp_dir_bytes))
+        self.files = Files(
+            config.base_dir,
+            state_dir=self.store.folder.anchor,
+            max_upload_bytes=config.max_upload_bytes,
+            unpacking=UnpackingLimits(config.max_unpacked_bytes, config.max_unpacked_entries),
+            identity=self.identity,
+            syncs_uploads=config.fsync == "uploads",
+            rooms=Volumes(self.volumes) if self.volumes else None,
+        )
+        ends.callback(self.files.close)
+        places = (config.base_dir, self.store.folder.anchor)
+        self.sandboxd_files = self.files.with_root(Root(*places, sandboxd_readings))
+        """The same files for sandboxd, which reads a path in its own way."""
+        self.tree_files = self.files.with_root(Root.whole_tree(*places))
+        """The same files with paths as user code reads them."""
 
-class Storage(NamedTuple):
-    """The files of callers and of the daemon."""
+    def _is_uncovered(self) -> bool:
+        """Whether user code can see the state dir. False also while there is no warden: the next
+        warden may have namespaces."""
+        warden = self.warden
+        return warden.up.is_set() and warden.started is not None and warden.started.shape == "none"
 
-    store: StateDir
-    files: Files
-    sandboxd_files: Files
-    tree_files: Files
-    volumes: list[Volume]
-    """The directories with a limit."""
-    python: str
-    temporary_dir: str
-
-
-async def assemble(
-    config: Config,
-    environment: Mapping[str, str],
-    ends: contextlib.AsyncExitStack,
-    *,
-    reap_orphans: bool,
-    clocks: Callable[[], Readings],
-    meanwhile: Callable[[], None],
-) -> Parts:
-    """Make and start all parts; ``ends`` ends them. ``clocks`` shows restores (``restores``). For
-    ``meanwhile`` see ``WardenClient.start``.
-
-    Raises StateDirError, ExecdError (the base dir cannot be used), CannotStart.
-    """
-    request_short_turns()
-    housekeeper, shutdown = Housekeeper(), ShutdownClock(config.shutdown_timeout)
-    # The state dir asks for the warden later, and the warden for the notes.
-    storage = await _open_storage(
-        config, environment, ends, shutdown, housekeeper, lambda: _is_uncovered(warden)
-    )
-    reaper = Reaper(everything=reap_orphans)
-    ends.callback(reaper.close)
-    memory, counters = _find_pod_memory(config), Counters()
-    warden = _make_warden(
-        config, storage.store, reaper, memory, counters, on_memory=lambda: memory_notes.look()
-    )
-    registry = _make_registry(config)
-    disk_guard = DiskGuard(storage.volumes, warden, lambda: registry.live)
-    restores = Restores(lambda: registry.has_live, clocks, SpecEnvironment(config).changes)
-    held_pipes = HeldPipes(
-        resource.getrlimit(resource.RLIMIT_NOFILE)[0], on_growth=housekeeper.plan_soon
-    )
-    context = _make_context(
-        config, environment, warden, storage, held_pipes, counters, disk_guard, restores
-    )
-    retention = _open_retention(registry, context, ends, shutdown, housekeeper)
-    memory_notes = MemoryNotes(
-        memory, lambda: warden.runtime_bytes, retention.note, housekeeper.plan_soon
-    )
-    ends.callback(memory_notes.close)
-    in_flight = InFlight()
-    sessions = Sessions(context, retention, in_flight.lease, housekeeper.plan)
-    ends.push_async_callback(lambda: sessions.close(shutdown.seconds_left()))
-    parts = Parts(
-        context=context,
-        warden=warden,
-        store=storage.store,
-        files=storage.files,
-        sandboxd_files=storage.sandboxd_files,
-        tree_files=storage.tree_files,
-        registry=registry,
-        retention=retention,
-        idempotency=Idempotency(registry, retention),
-        sessions=sessions,
-        starts=Starts(config),
-        in_flight=in_flight,
-        held_pipes=held_pipes,
-        shutdown=shutdown,
-        pod_memory=memory,
-        housekeeper=housekeeper,
-        disk_guard=disk_guard,
-        restores=restores,
-    )
-    await _start(parts, memory_notes, ends, meanwhile)
-    return parts
-
-
-async def _open_storage(
-    config: Config,
-    environment: Mapping[str, str],
-    ends: contextlib.AsyncExitStack,
-    shutdown: ShutdownClock,
-    housekeeper: Housekeeper,
-    is_uncovered: Callable[[], bool],
-) -> Storage:
-    files = _make_files(config)
-    sandboxd_files = files.with_root(Root(config.base_dir, config.state_dir, sandboxd_readings))
-    tree_files = files.with_root(Root.whole_tree(config.base_dir, config.state_dir))
-    python = find_python(config, environment.get("PATH", os.defpath))
-    store = StateDir(
-        config.state_dir,
-        config.state_bytes,
-        {} if is_virtual_environment(python) else dict.fromkeys(PYTHON_NAMES, python),
-        is_uncovered,
-        commands_uid=parse_identity(config.run_as).uid,
-        on_failure=housekeeper.plan_soon,
-    )
-    ends.callback(lambda: store.close(shutdown.seconds_left()))
-    ends.callback(files.close)
-    volumes = _find_volumes(config)
-    for view in (files, sandboxd_files, tree_files):
-        view.hide_state_dir(store.anchor)
-        if volumes:
-            view.limit_room(Volumes(volumes))
-    temporary_dir = await files.choose_temporary_dir()
-    return Storage(store, files, sandboxd_files, tree_files, volumes, python, temporary_dir)
-
-
-def _is_uncovered(warden: WardenClient) -> bool:
-    """Whether user code can see the state dir. False also while there is no warden: the next warden
-    may have namespaces."""
-    return warden.up.is_set() and warden.started is not None and warden.started.shape == "none"
-
-
-def _open_retention(
-    registry: Registry,
-    context: EngineContext,
-    ends: contextlib.AsyncExitStack,
-    shutdown: ShutdownClock,
-    housekeeper: Housekeeper,
-) -> Retention:
-    """Make the memory of executions, and fill the memory from the journal."""
-    store, held_pipes = context.store, context.held_pipes
-    retention = Retention(
-        registry, store, context.config.base_dir, held_pipes, housekeeper.plan_soon
-    )
-    ends.push_async_callback(lambda: retention.close(shutdown.seconds_left()))
-    # After the warden, and with the warden all writers.
-    ends.push_async_callback(lambda: held_pipes.close(shutdown.seconds_left()))
-    retention.restore(context)
-    if store.former_shortage is not None:
-        _tell_former_shortage(store.former_shortage)
-        retention.note(MemoryRecovered())
-    return retention
-
-
-async def _start(
-    parts: Parts,
-    memory_notes: MemoryNotes,
-    ends: contextlib.AsyncExitStack,
-    meanwhile: Callable[[], None],
-) -> None:
-    """Start the parts that run by themselves."""
-    warden, sessions, restores = parts.warden, parts.sessions, parts.restores
-    direct_exec = parts.context.direct_exec
-    await parts.files.ensure_base_dir()
-    await _start_warden(warden, meanwhile)
-    ends.push_async_callback(lambda: warden.close(parts.shutdown.seconds_left()))
-    ends.push_async_callback(direct_exec.close)
-    await direct_exec.start()
-    parts.disk_guard.start()
-    ends.push_async_callback(parts.disk_guard.close)
-    ends.callback(restores.subscribe(functools.partial(_go_on, parts.registry, sessions)))
-    ends.callback(restores.subscribe(functools.partial(_resize, parts.pod_memory, warden)))
-    restores.start()
-    ends.callback(restores.close)
-    # Before the warden ends, and with the warden all that sessions and executions still have.
-    ends.callback(sessions.refuse_all)
-    ends.callback(parts.starts.close)
-    parts.housekeeper.start(
-        functools.partial(_keep_house, sessions, parts.retention, memory_notes, MemoryReturn())
-    )
-    ends.push_async_callback(parts.housekeeper.close)
-
-
-def _make_warden(
-    config: Config,
-    store: StateDir,
-    reaper: Reaper,
-    memory: PodMemory,
-    counters: Counters,
-    on_memory: Callable[[], None],
-) -> WardenClient:
-    return WardenClient(
-        store.view,
-        reaper,
-        module=WARDEN_MODULE,
-        policy=config.namespaces,
-        ping_seconds=config.warden_ping_seconds,
-        dead_seconds=config.warden_dead_seconds,
-        configuration=memory.configuration(),
-        record_lag=counters.loop_lag_seconds.observe,
-        on_memory=on_memory,
-    )
-
-
-def _make_context(
-    config: Config,
-    environment: Mapping[str, str],
-    warden: WardenClient,
-    storage: Storage,
-    held_pipes: HeldPipes,
-    counters: Counters,
-    disk_guard: DiskGuard,
-    restores: Restores,
-) -> EngineContext:
-    identity = parse_identity(config.run_as)
-    child_environment = ChildEnvironment(
-        config,
-        environment,
-        bin_dir=storage.store.bin_dir,
-        python=storage.python,
-        temporary_dir=storage.temporary_dir,
-    )
-
-    def on_run() -> None:
-        disk_guard.mark_running()
-        restores.mark_busy()
-
-    return EngineContext(
-        config=config,
-        loop=warden.loop,
-        warden=warden,
-        identity=identity,
-        python=storage.python,
-        store=storage.store,
-        environment=child_environment,
-        direct_exec=DirectExec(
-            warden,
-            child_environment,
-            identity,
+    def _make_environment(self, environment: Mapping[str, str]) -> None:
+        """What every program begins with. ``environment``: the daemon's own."""
+        config = self.config
+        self.loop = self.warden.loop
+        self.ensure_base_dir = self.files.ensure_base_dir
+        self.ensure_temporary_dir = self.files.ensure_temporary_dir
+        self.temporary_dir = choose_temporary_dir(config.base_dir, self.identity)
+        self.environment = ChildEnvironment(
+            config,
+            environment,
+            bin_dir=self.store.bin_dir,
+            python=self.python,
+            temporary_dir=self.temporary_dir,
+        )
+        self.default_shell = DefaultShell()
+        self.direct_exec = DirectExec(
+            self.warden,
+            self.environment,
+            self.identity,
             own_limits(config),
             is_on=config.direct_exec == "on",
-        ),
-        held_pipes=held_pipes,
-        default_shell=DefaultShell(),
-        temporary_dir=storage.temporary_dir,
-        ensure_base_dir=storage.files.ensure_base_dir,
-        ensure_temporary_dir=storage.files.ensure_temporary_dir,
-        counters=counters,
-        on_run=on_run,
-        look_for_restore=restores.look,
-        settle_restore=restores.settle,
-    )
+        )
 
+    def _note_run(self) -> None:
+        self.disk_guard.mark_running()
+        self.restores.mark_busy()
 
-def _make_registry(config: Config) -> Registry:
-    return Registry(
-        max_plain=config.retention_count,
-        max_kept=config.keyed_retention_count,
-        max_memory_bytes=config.retention_bytes,
-        plain_seconds=config.retention_seconds,
-        kept_seconds=config.keyed_retention_seconds,
-    )
+    def _open_retention(self, ends: contextlib.AsyncExitStack) -> None:
+        """Make the memory of executions, and fill the memory from the journal."""
+        config = self.config
+        self.registry = Registry(
+            max_plain=config.retention_count,
+            max_kept=config.keyed_retention_count,
+            max_memory_bytes=config.retention_bytes,
+            plain_seconds=config.retention_seconds,
+            kept_seconds=config.keyed_retention_seconds,
+        )
+        self.retention = Retention(
+            self.registry,
+            self.store,
+            config.base_dir,
+            self.held_pipes,
+            self.housekeeper.plan_soon,
+        )
+        ends.push_async_callback(lambda: self.retention.close(self.shutdown.seconds_left()))
+        # After the warden, and with the warden all writers.
+        ends.push_async_callback(lambda: self.held_pipes.close(self.shutdown.seconds_left()))
+        self.retention.restore(self)
+        if (shortage := self.store.former_shortage) is not None:
+            log.warning(
+                "memory was nearly full when the former daemon died",
+                extra={
+                    "left_bytes": shortage.left_bytes,
+                    "size_bytes": shortage.size_bytes,
+                    "seconds_ago": round(time.time() - shortage.noted_at, 1),
+                },
+            )
+            self.retention.note(MemoryRecovered())
 
+    async def start(self, ends: contextlib.AsyncExitStack, meanwhile: Callable[[], None]) -> None:
+        """Start the parts that run by themselves. For ``meanwhile`` see ``WardenClient.start``.
 
-def _make_files(config: Config) -> Files:
-    return Files(
-        config.base_dir,
-        state_dir=config.state_dir,
-        max_upload_bytes=config.max_upload_bytes,
-        unpacking=UnpackingLimits(config.max_unpacked_bytes, config.max_unpacked_entries),
-        identity=parse_identity(config.run_as),
-        syncs_uploads=config.fsync == "uploads",
-    )
+        Raises ExecdError (the base dir cannot be used), CannotStart.
+        """
+        await self.ensure_base_dir()
+        await _start_warden(self.warden, meanwhile)
+        ends.push_async_callback(lambda: self.warden.close(self.shutdown.seconds_left()))
+        ends.push_async_callback(self.direct_exec.close)
+        await self.direct_exec.start()
+        self.disk_guard.start()
+        ends.push_async_callback(self.disk_guard.close)
+        ends.callback(self.restores.subscribe(self._go_on))
+        self.restores.start()
+        ends.callback(self.restores.close)
+        # Before the warden ends, and with the warden all that sessions and executions still have.
+        ends.callback(self.sessions.refuse_all)
+        ends.callback(self.starts.close)
+        memory_return = MemoryReturn()
+        self.housekeeper.start(lambda: self._keep_house(memory_return))
+        ends.push_async_callback(self.housekeeper.close)
 
+    def _go_on(self, restore: Restore, _spared: object) -> None:
+        """The sandbox was restored from a checkpoint, perhaps in a pod of another size: go on as if
+        no time had passed."""
+        self.registry.postpone(restore.frozen_seconds, asyncio.get_running_loop().time())
+        for execution in self.registry.live:
+            execution.postpone(restore.frozen_seconds)
+            execution.outlive_callers()
+        self.sessions.note_restore(restore.frozen_seconds)
+        if "pod_memory_bytes" in restore.changes:
+            self.pod_memory.become(pod_memory.find(restore.changes["pod_memory_bytes"]))
+            self.warden.reconfigure(self.pod_memory.configuration())
 
-def _find_volumes(config: Config) -> list[Volume]:
-    """The directories with a limit."""
-    volumes = []
-    if config.base_dir_bytes:
-        volumes.append(Volume("base_dir_bytes", config.base_dir, config.base_dir_bytes))
-    if config.tmp_dir_bytes:
-        volumes.append(Volume("tmp_dir_bytes", "/tmp", config.tmp_dir_bytes))
-    return volumes
+    async def _keep_house(self, memory_return: MemoryReturn) -> float:
+        """Do a round of housekeeping; return when the next round is due."""
+        self.sessions.evict_idle()
+        await self.retention.tidy()
+        return min(
+            self.sessions.next_eviction(),
+            self.retention.next_round(),
+            self.memory_notes.step(),
+            memory_return.step(asyncio.get_running_loop().time()),
+        )
 
 
 def _find_pod_memory(config: Config) -> PodMemory:
@@ -392,47 +321,3 @@ async def _start_warden(warden: WardenClient, meanwhile: Callable[[], None]) -> 
     assert warden.started is not None
     if warden.started.refusal is not None:
         log.warning("user code runs without namespaces", extra={"refusal": warden.started.refusal})
-
-
-def _tell_former_shortage(shortage: MemoryShortage) -> None:
-    log.warning(
-        "memory was nearly full when the former daemon died",
-        extra={
-            "left_bytes": shortage.left_bytes,
-            "size_bytes": shortage.size_bytes,
-            "seconds_ago": round(time.time() - shortage.noted_at, 1),
-        },
-    )
-
-
-def _go_on(registry: Registry, sessions: Sessions, restore: Restore, _spared: object) -> None:
-    """The sandbox was restored from a checkpoint: go on as if no time had passed."""
-    registry.postpone(restore.frozen_seconds, asyncio.get_running_loop().time())
-    for execution in registry.live:
-        execution.postpone(restore.frozen_seconds)
-        execution.outlive_callers()
-    sessions.note_restore(restore.frozen_seconds)
-
-
-def _resize(memory: PodMemory, warden: WardenClient, restore: Restore, _spared: object) -> None:
-    """The sandbox was restored, perhaps in a pod of another size."""
-    if "pod_memory_bytes" in restore.changes:
-        memory.become(pod_memory.find(restore.changes["pod_memory_bytes"]))
-        warden.reconfigure(memory.configuration())
-
-
-async def _keep_house(
-    sessions: Sessions,
-    retention: Retention,
-    memory_notes: MemoryNotes,
-    memory_return: MemoryReturn,
-) -> float:
-    """Do a round of housekeeping; return when the next round is due."""
-    sessions.evict_idle()
-    await retention.tidy()
-    return min(
-        sessions.next_eviction(),
-        retention.next_round(),
-        memory_notes.step(),
-        memory_return.step(asyncio.get_running_loop().time()),
-    )

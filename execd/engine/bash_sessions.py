@@ -1,12 +1,29 @@
 """Bash sessions: a series of commands that share variables, functions and the working directory.
 
-A run is a command like any other, with an execution of its own (``executions.bash_script``). The
-runs of a session follow each other: the state of the second run begins with the end of the first.
-Until then the second run is an execution in the queue, which holds no place, and which the limit of
-the queue ends.
+A run is a bash of its own, and a command like any other: a run can be ended, timed out and
+measured, and the death of a run loses nothing of the session. The runs of a session follow each
+other: the state of the second run begins with the end of the first. Until then the second run is an
+execution in the queue, which holds no place, and which the limit of the queue ends.
+
+The script of a run (``session_script``)
+
+1. reads the state that the run before has saved,
+2. evaluates the command in the same shell, with standard error on standard output,
+3. saves the state anew: variables with their attributes, functions, aliases, options, traps, the
+   umask, the positional parameters and the working directory.
+
+The state goes to a file of its own and never to standard output, so no output of the command can be
+taken for state. ``exit`` in the command saves the state too, by the trap EXIT. A trap EXIT of the
+command is kept for the session, as in a shell that lives on, and runs when the command calls
+``exit``; then the run saves nothing. Not kept: open descriptors, jobs, the stack of directories.
 
 The state is a file in a directory of the session, which belongs to the user of the commands, mode
-0700. The directories are in a folder that lives as long as the daemon (``bash_state_folder``).
+0700. The directories are in a folder in the directory for temporary files. The folder goes with the
+daemon, because the state holds variables of the user. A daemon that is killed leaves its folder
+behind, and the next daemon removes the folder. Several daemons may share the directory, also from
+different containers, where a pid means nothing: a daemon that lives holds a lock (flock(2)) on a
+file in its folder, and the kernel gives the lock up with the daemon.
+
 Races:
 
 * A run is killed while it saves its state. The run writes to a second file, which takes the place
@@ -19,8 +36,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import secrets
+import shlex
+import shutil
 import stat
 import threading
 from collections import deque
@@ -28,13 +48,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from execd.engine.bash_state_folder import make_folder, remove_leftovers
-from execd.engine.executions.bash_script import (
-    BASH_OPTIONS,
-    END_MARK,
-    NAME_OF_BASH,
-    session_script,
-)
 from execd.engine.executions.command import shell_program
 from execd.errors import ExecdError, InvalidArgument, NotFound, ResourceExhausted
 from execd.model import ExitReason
@@ -42,7 +55,6 @@ from execd.model import ExitReason
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from execd.engine.bash_state_folder import BashStateFolder
     from execd.engine.executions.execution import Execution
     from execd.engine.files.service import Files
     from execd.model import Command
@@ -51,6 +63,130 @@ MAX_BASH_SESSIONS = 1024
 """Bash sessions at once. More are 429.
 
 An idle session costs a directory with a file of a few kilobytes."""
+
+
+BASH_OPTIONS = ("--noprofile", "--norc", "-c")
+NAME_OF_BASH = "bash"
+"""The argument behind a script: how bash calls itself in messages, whatever the path of bash."""
+END_MARK = b"#complete\n"
+"""The last line of a whole state. A run that is killed while it saves leaves no such line."""
+
+# "set +o" comes first, since the next lines need the usual options. Its output becomes a function,
+# because the options must not hold while the state is read: with errexit a failure would end the
+# shell.
+#
+# Variables are printed by name, without the readonly variables of bash itself: an assignment to
+# BASH_VERSINFO would make bash give up on the rest of the state.
+_SAVE = r"""{{
+printf '__execd_options() {{\n'; set +o; printf '}}\n'
+set +eunvx; set +o posix
+while IFS= read -r __execd_name; do
+case $__execd_name in
+BASHOPTS|BASH_VERSINFO|EUID|PPID|SHELLOPTS|UID|EXECD_EXECUTION_ID|__execd_*) ;;
+*) declare -p "$__execd_name" ;;
+esac
+done < <(compgen -v)
+declare -f
+printf '{{ :\n'; declare -F; printf '}} >/dev/null 2>&1\n'
+printf '{{ :\n'; shopt -p; alias -p; umask -p; trap -p; printf '}} 2>/dev/null\n'
+printf 'cd -- %q 2>/dev/null || {{ cd -P .; printf "%%s\\n" %q"$PWD"; }}\n' "$PWD" \
+"execd: the directory of the session is gone: $PWD. This run begins in "
+printf 'OLDPWD=%q\n' "${{OLDPWD-}}"
+printf 'set --'; (( $# )) && printf ' %q' "$@"; printf '\n'
+printf '#complete\n'
+}} >| {new} 2>/dev/null"""
+
+# The marker of the execution, by which execd finds the processes of a run, is not part of the
+# state. What follows the command is parsed before the command: after an open quote in the command
+# bash misreads the next line. Braces with a redirection hide the lines from a trace (set -x).
+_SCRIPT = r"""exec 2>&1
+trap -- {trap} EXIT
+[[ -r {state} ]] && . {state}
+{cd}{{
+if declare -F __execd_options >/dev/null; then
+{{ __execd_options; unset -f __execd_options; }} 2>/dev/null
+fi
+eval -- {command}
+{{ __execd_status=$?; }} 2>/dev/null
+{save}
+{{ trap - EXIT; exit "$__execd_status"; }} 2>/dev/null
+}}
+"""
+
+
+def session_script(command: str, state: str, new: str, cwd: str | None) -> str:
+    """Return the text for bash. ``state``: the path of the state before the run, if there is a
+    file; ``new``: the path of the state afterwards. ``cwd``: a directory to enter first."""
+    save = _SAVE.format(new=shlex.quote(new))
+    return _SCRIPT.format(
+        trap=shlex.quote("{ __execd_status=$?; } 2>/dev/null\n" + save),
+        state=shlex.quote(state),
+        cd="" if cwd is None else f"cd -- {shlex.quote(cwd)} || exit\n",
+        command=shlex.quote(command),
+        save=save,
+    )
+
+
+PREFIX = ".execd-bash-"
+LOCK = "lock"
+ATTEMPTS = 4
+
+
+class BashStateFolder(NamedTuple):
+    """The folder of this daemon. End with ``remove``."""
+
+    path: str
+    lock: int
+    """Descriptor of the locked file."""
+
+    def remove(self) -> None:
+        """Remove the folder, as far as user code lets us, and give up the lock."""
+        try:
+            shutil.rmtree(self.path, ignore_errors=True)
+        finally:
+            os.close(self.lock)
+
+
+def make_folder(directory: str) -> BashStateFolder:
+    """Make the folder of this daemon. Raises OSError."""
+    for _ in range(ATTEMPTS):
+        path = os.path.join(directory, PREFIX + secrets.token_hex(8))
+        os.mkdir(path, 0o700)
+        lock = os.open(os.path.join(path, LOCK), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        if _takes_lock(lock):
+            return BashStateFolder(path, lock)
+        os.close(lock)  # another daemon has taken the new folder for a leftover
+    raise FileExistsError(f"{directory}: other daemons remove each new folder")
+
+
+def remove_leftovers(directory: str) -> None:
+    """Remove the folders of daemons that have ended. A folder without the file of the lock stays:
+    the folder belongs to a daemon that is about to make the file, or to nobody whom execd knows."""
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        paths = [entry.path for entry in entries if entry.name.startswith(PREFIX)]
+        for path in paths:
+            _remove_if_free(path)
+
+
+def _remove_if_free(path: str) -> None:
+    with contextlib.suppress(OSError):
+        if os.path.islink(path):
+            return
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
+        lock = os.open(os.path.join(path, LOCK), flags)
+        try:
+            if _takes_lock(lock):
+                shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(lock)
+
+
+def _takes_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class _Run(NamedTuple):

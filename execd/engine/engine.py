@@ -13,18 +13,15 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import msgspec
 
-from execd.engine.assembly import assemble
-from execd.engine.capabilities import capabilities
+from execd.engine.assembly import CONNECTIONS_SHARE, EXECUTIONS_SHARE, Parts
 from execd.engine.executions import command as commands
 from execd.engine.executions import page_cursor, passwd
 from execd.engine.executions.command_run import CommandRunner
 from execd.engine.executions.execution import Execution
 from execd.engine.executions.limits import NO_LIMITS
 from execd.engine.executions.submission import Submission, Submitted
-from execd.engine.figures import read_stats
+from execd.engine.figures import UsageMeter, capabilities, read_stats
 from execd.engine.restores import read_clocks
-from execd.engine.shutdown import CONNECTIONS_SHARE, EXECUTIONS_SHARE
-from execd.engine.usage_meter import UsageMeter
 from execd.errors import ExecdError, InvalidArgument, NotFound, Unavailable
 from execd.model import ExitReason, State
 
@@ -32,11 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from execd.config import Config
-    from execd.engine.assembly import Parts
     from execd.engine.bash_sessions import BashSessions
     from execd.engine.executions.submission import CellOptions
     from execd.engine.metrics.stats import Stats
-    from execd.engine.restore_detector import Readings
+    from execd.engine.restores import Readings
     from execd.engine.terminals import Terminals
     from execd.model import Command
 
@@ -72,7 +68,7 @@ class Engine:
         self.retention = parts.retention
         self.warden = parts.warden
         self.in_flight = parts.in_flight
-        self.counters = parts.context.counters
+        self.counters = parts.counters
         self.restores = parts.restores
         self._parts = parts
         self._registry = parts.registry
@@ -104,14 +100,8 @@ class Engine:
         (the base dir cannot be used), CannotStart.
         """
         async with contextlib.AsyncExitStack() as ends:
-            parts = await assemble(
-                config,
-                environment,
-                ends,
-                reap_orphans=reap_orphans,
-                clocks=clocks,
-                meanwhile=meanwhile,
-            )
+            parts = Parts(config, environment, ends, reap_orphans=reap_orphans, clocks=clocks)
+            await parts.start(ends, meanwhile)
             engine = cls(config, parts)
             try:
                 yield engine
@@ -189,7 +179,7 @@ class Engine:
             return Obstacle("draining", "draining; use another sandbox")
         if not self.warden.up.is_set():
             return Obstacle("warden", "no warden at the moment; repeat the request")
-        if trouble := self._parts.context.default_shell.trouble:
+        if trouble := self._parts.default_shell.trouble:
             return Obstacle(
                 "shell",
                 f"commands have no shell: {trouble}; repair the file, or use another sandbox",
@@ -224,12 +214,12 @@ class Engine:
     @property
     def variables(self) -> Mapping[str, str]:
         """The variables that every program gets."""
-        return self._parts.context.environment.variables
+        return self._parts.environment.variables
 
     @property
     def owner(self) -> tuple[int, int]:
         """The uid and the gid of programs and file operations."""
-        identity = self._parts.context.identity
+        identity = self._parts.identity
         return (
             os.geteuid() if identity.uid is None else identity.uid,
             os.getegid() if identity.gid is None else identity.gid,
@@ -243,7 +233,7 @@ class Engine:
     def add_variables(self, variables: Mapping[str, str]) -> None:
         """Give every later program these variables too. Raises InvalidArgument."""
         commands.check_environment(dict(variables))
-        self._parts.context.environment.add(variables)
+        self._parts.environment.add(variables)
 
     # Parts that only some dialects use: made, and their modules imported, at the first use.
 
@@ -251,7 +241,7 @@ class Engine:
     def bash_sessions(self) -> BashSessions:
         from execd.engine.bash_sessions import BashSessions
 
-        temporary_dir = self._parts.context.temporary_dir
+        temporary_dir = self._parts.temporary_dir
         return BashSessions(
             lambda command, after: self.submit(Submission(command, after=after)).execution,
             self.tree_files,
@@ -290,7 +280,7 @@ class Engine:
         command = self._complete(submission.command)
         if self.is_draining:
             raise Unavailable("execd is shutting down; repeat the request when execd is back")
-        context = self._parts.context
+        context = self._parts
         names = self._idempotency.register(submission, is_kept=command.may_be_detached)
         runner = CommandRunner(context, self._parts.starts, names.id, submission.after)
         execution = Execution(names, command, context, self.retention, runner)

@@ -37,7 +37,7 @@ from execd.engine.output.follow import Output as Output
 from execd.engine.output.follow import ProgramStarted as ProgramStarted
 from execd.engine.output.head_tail import incomplete_tail_bytes as incomplete_tail_bytes
 from execd.engine.output.log import Excerpt as Excerpt
-from execd.engine.restore_detector import Restore as Restore
+from execd.engine.restores import Restore as Restore
 from execd.engine.sessions.session import Session as Session
 from execd.engine.terminals import NamedTerminal as NamedTerminal
 from execd.errors import Conflict as Conflict

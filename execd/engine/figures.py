@@ -1,4 +1,6 @@
-"""The figures of the daemon, read from the parts of the engine and from the kernel.
+"""What the daemon says of itself: the figures of the moment, read from the parts of the engine and
+from the kernel; and what the engine found on this kernel, and the protections that hold because of
+that: the body of GET /v1/capabilities. Add a field of capabilities here.
 
 Nothing is read between two calls, so the figures cost an idle daemon nothing. A call reads the
 warden's totals and a few files of /proc, none of which waits for a disk or for the warden.
@@ -10,7 +12,7 @@ import contextlib
 import os
 import resource
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from execd import __version__
 from execd.engine.metrics.stats import (
@@ -30,22 +32,43 @@ from execd.model import ExitReason, State
 from execd.proc import kernel_traits
 from execd.proc.memory_meter import open_meter
 from execd.proc.process_tree import read_process
+from execd.proc.root_capabilities import ROOT_CAPABILITIES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from execd.engine.assembly import Parts
-    from execd.engine.disk.volume import VolumeFacts
     from execd.proc.process_tree import Process
+    from execd.proc.totals_file import Totals
 
 
-class KernelFigures(NamedTuple):
-    """What the kernel says now."""
+class UsageMeter:
+    """Remembers the figures of the last look."""
 
-    daemon: Process | None
-    warden: Process | None
-    own_cpu_seconds: float
-    load_1m: float | None
-    used_bytes: int | None
-    """Used memory of the pod, or of the machine."""
+    def __init__(self) -> None:
+        self._at_seconds = 0.0
+        self._cpu_seconds = 0.0
+        self._percent = 0.0
+
+    def percent(self, at_seconds: float, cpu_seconds: float, cpu_count: float) -> float:
+        """Return the share of all CPUs in use since the last look, from 0 to 100.
+
+        ``at_seconds``: the time of this look, on a clock that began at 0 with the daemon.
+        ``cpu_seconds``: CPU time used up to now. Looks within LEAST_SECONDS get the same answer:
+        CPU time is counted in ticks.
+        """
+        assert cpu_count > 0
+        elapsed_seconds = at_seconds - self._at_seconds
+        if elapsed_seconds < LEAST_SECONDS:
+            return self._percent
+        used_seconds = max(0.0, cpu_seconds - self._cpu_seconds)
+        self._at_seconds, self._cpu_seconds = at_seconds, cpu_seconds
+        self._percent = min(100.0, 100.0 * used_seconds / (elapsed_seconds * cpu_count))
+        return self._percent
+
+
+LEAST_SECONDS = 0.1
+"""Ten ticks of the clock that /proc counts CPU time with."""
 
 
 class MachineFigures(NamedTuple):
@@ -73,9 +96,58 @@ def read_machine(base_dir: str) -> MachineFigures:
     )
 
 
+def capabilities(parts: Parts) -> dict[str, Any]:
+    """Return the capabilities as they are now, JSON-ready."""
+    warden, started = parts.warden, parts.warden.started
+    assert started is not None, "asked for after the warden's start"
+    pod_memory = parts.pod_memory
+    has_namespaces = started.shape != "none"
+    uid = parts.identity.uid
+    is_separate_user = uid not in (None, os.geteuid())
+    root_capabilities = [] if is_separate_user else warden.root_capabilities
+    has_walls = has_namespaces and ROOT_CAPABILITIES.issuperset(root_capabilities)
+    return {
+        "instance": {"id": parts.restores.instance_id, "restores": parts.restores.count},
+        "namespaces": has_namespaces,
+        "namespace_shape": started.shape,
+        "namespaces_refused": started.refusal,
+        "uid": os.geteuid(),
+        "run_as_uid": uid,
+        "root_capabilities": root_capabilities,
+        "warden_restarts": warden.restarts,
+        "warden_missed_pings": warden.missed_pings,
+        "sessions": parts.sessions.facts(),
+        "pod_memory": {
+            "guarded": pod_memory.is_guarded,
+            "source": pod_memory.source,
+            "size_bytes": pod_memory.size_bytes or None,
+            "reserve_bytes": pod_memory.reserve_bytes or None,
+        },
+        "disk": {
+            "base_dir": _volume_facts(parts, "base_dir_bytes"),
+            "tmp_dir": _volume_facts(parts, "tmp_dir_bytes"),
+        },
+        "commands": parts.starts.facts(),
+        "protections": {
+            "daemon_invisible": has_walls,
+            "daemon_unkillable": has_walls or is_separate_user,
+            "daemon_environment_unreadable": has_walls or is_separate_user,
+            "state_dir_unreadable": has_walls or is_separate_user,
+            "nothing_survives_the_warden": has_namespaces,
+        },
+    }
+
+
+def _volume_facts(parts: Parts, setting: str) -> dict[str, Any]:
+    for volume in parts.volumes:
+        if volume.setting == setting:
+            return {"guarded": True, **volume.facts()}
+    return {"guarded": False, "limit_bytes": None, "reserve_bytes": None, "used_bytes": None}
+
+
 def read_stats(parts: Parts, *, uptime_seconds: float, is_ready: bool) -> Stats:
-    kernel, totals = _read_kernel(parts), parts.warden.read_totals()
-    daemon, warden = kernel.daemon, kernel.warden
+    totals = parts.warden.read_totals()
+    warden = None if parts.warden.pid is None else read_process(parts.warden.pid)
     return Stats(
         version=__version__,
         uptime_seconds=round(uptime_seconds, 3),
@@ -89,47 +161,45 @@ def read_stats(parts: Parts, *, uptime_seconds: float, is_ready: bool) -> Stats:
             killed_processes=parts.warden.killed_processes,
             processes=None if totals is None else totals.processes,
         ),
-        cpu=CpuStats(
-            daemon_seconds=kernel.own_cpu_seconds,
-            warden_seconds=None if warden is None else warden.cpu_seconds,
-            trees_seconds=None if totals is None else round(totals.cpu_seconds, 6),
-            load_1m=kernel.load_1m,
-        ),
-        memory=MemoryStats(
-            daemon_bytes=None if daemon is None else daemon.rss_bytes,
-            warden_bytes=None if warden is None else warden.rss_bytes,
-            zygote_bytes=None if totals is None else totals.zygote_bytes,
-            sessions_bytes=None if totals is None else totals.sessions_bytes,
-            commands_bytes=None if totals is None else totals.commands_bytes,
-            pod_used_bytes=kernel.used_bytes,
-            pod_size_bytes=parts.pod_memory.size_bytes or None,
-            pod_reserve_bytes=parts.pod_memory.reserve_bytes or None,
-            pod_runtime_bytes=(totals and totals.runtime_bytes) or None,
-        ),
+        cpu=_cpu(warden, totals),
+        memory=_memory(parts, warden, totals),
         disk=_disk(parts),
         traffic=_traffic(parts),
     )
 
 
-def _read_kernel(parts: Parts) -> KernelFigures:
+def _cpu(warden: Process | None, totals: Totals | None) -> CpuStats:
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    used_bytes = None
+    return CpuStats(
+        daemon_seconds=round(usage.ru_utime + usage.ru_stime, 6),
+        warden_seconds=None if warden is None else warden.cpu_seconds,
+        trees_seconds=None if totals is None else round(totals.cpu_seconds, 6),
+        load_1m=os.getloadavg()[0] if kernel_traits.find().tells_load else None,
+    )
+
+
+def _memory(parts: Parts, warden: Process | None, totals: Totals | None) -> MemoryStats:
+    daemon, used_bytes = read_process(os.getpid()), None
     with (
         contextlib.suppress(OSError, ValueError),
         contextlib.closing(open_meter(parts.pod_memory.cgroup)) as meter,
     ):
         used_bytes = meter.read().used_bytes
-    return KernelFigures(
-        daemon=read_process(os.getpid()),
-        warden=None if parts.warden.pid is None else read_process(parts.warden.pid),
-        own_cpu_seconds=round(usage.ru_utime + usage.ru_stime, 6),
-        load_1m=os.getloadavg()[0] if kernel_traits.find().tells_load else None,
-        used_bytes=used_bytes,
+    return MemoryStats(
+        daemon_bytes=None if daemon is None else daemon.rss_bytes,
+        warden_bytes=None if warden is None else warden.rss_bytes,
+        zygote_bytes=None if totals is None else totals.zygote_bytes,
+        sessions_bytes=None if totals is None else totals.sessions_bytes,
+        commands_bytes=None if totals is None else totals.commands_bytes,
+        pod_used_bytes=used_bytes,
+        pod_size_bytes=parts.pod_memory.size_bytes or None,
+        pod_reserve_bytes=parts.pod_memory.reserve_bytes or None,
+        pod_runtime_bytes=(totals and totals.runtime_bytes) or None,
     )
 
 
 def _executions(parts: Parts) -> ExecutionStats:
-    counters = parts.context.counters
+    counters = parts.counters
     states = Counter(execution.state for execution in parts.registry.live)
     ended = dict.fromkeys(ExitReason, 0)
     for (_, reason), count in counters.executions.items():
@@ -145,7 +215,7 @@ def _executions(parts: Parts) -> ExecutionStats:
 
 
 def _sessions(parts: Parts) -> SessionStats:
-    counters, zygote = parts.context.counters, parts.sessions.zygote
+    counters, zygote = parts.counters, parts.sessions.zygote
     states = parts.sessions.count_states()
     return SessionStats(
         states={name: states[SessionState(name)] for name in get_args(SessionStateName)},
@@ -160,26 +230,23 @@ def _sessions(parts: Parts) -> SessionStats:
 
 def _disk(parts: Parts) -> DiskStats:
     store = parts.store
-    facts = {volume.setting: volume.facts() for volume in parts.disk_guard.volumes}
-
+    found = {volume.setting: volume.facts() for volume in parts.volumes}
     return DiskStats(
         log_bytes=store.used_bytes,
         log_limit_bytes=store.max_bytes,
         journal_bytes=store.journal.size_bytes,
         journal_failing=store.has_failed,
-        base_dir=_volume(facts.get("base_dir_bytes")),
-        tmp_dir=_volume(facts.get("tmp_dir_bytes")),
+        base_dir=_volume(found.get("base_dir_bytes", {})),
+        tmp_dir=_volume(found.get("tmp_dir_bytes", {})),
     )
 
 
-def _volume(facts: VolumeFacts | None) -> VolumeStats:
-    if facts is None:
-        return VolumeStats(used_bytes=None, limit_bytes=None)
-    return VolumeStats(used_bytes=facts.used_bytes, limit_bytes=facts.limit_bytes)
+def _volume(facts: Mapping[str, int | None]) -> VolumeStats:
+    return VolumeStats(used_bytes=facts.get("used_bytes"), limit_bytes=facts.get("limit_bytes"))
 
 
 def _traffic(parts: Parts) -> TrafficStats:
-    counters = parts.context.counters
+    counters = parts.counters
     return TrafficStats(
         received_bytes=counters.received_bytes,
         sent_bytes=counters.sent_bytes,

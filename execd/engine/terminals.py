@@ -14,9 +14,9 @@ import secrets
 import time
 from typing import TYPE_CHECKING
 
-from execd.engine.executions import pty
-from execd.engine.executions.bash_script import NAME_OF_BASH
+from execd.engine.bash_sessions import NAME_OF_BASH
 from execd.engine.executions.command import argv_program, line_argument
+from execd.engine.executions.stdio import TERMINAL_TYPE
 from execd.errors import ExecdError, NotFound, ResourceExhausted
 from execd.model import NO_ORIGIN, Command, ExitReason, State, TerminalSize
 
@@ -131,7 +131,7 @@ class Terminals:
         terminal.execution = self._run(
             Command(
                 program=argv_program(words),
-                env={"TERM": pty.TYPE, **env},
+                env={"TERM": TERMINAL_TYPE, **env},
                 cwd=terminal.cwd,
                 stdin_open=True,
                 terminal=TerminalSize() if has_terminal else None,

@@ -9,7 +9,7 @@ stamps the sender's pid on the greeting (SO_PASSCRED), so the warden trusts no c
 Cost. A fork copies the page tables: 10 ms for 1 GiB in pages of 4 KiB, twice. The end of the
 intermediate process frees a copy, takes nearly as long again, and the orphan waits for this end.
 With huge pages the whole double fork takes 3 ms. So malloc gets blocks of 2 MiB and more in huge
-pages (``zygote_command.HUGE_PAGES``; numpy does so by itself), and a double fork is cheap where the
+pages (``zygote_process.HUGE_PAGES``; numpy does so by itself), and a double fork is cheap where the
 kernel grants huge pages. Small objects, and kernels without huge pages, pay the full price.
 
 In gVisor each copy takes 50 to 100 ms. So there the intermediate process shares the caller's memory

@@ -81,7 +81,7 @@ TO_ZYGOTE: dict[str, dict[str, Callable[[object], bool]]] = {
     "fork": {"id": _is_natural},
 }
 FROM_ZYGOTE: dict[str, dict[str, Callable[[object], bool]]] = {
-    # Each is sent once. "began": the interpreter runs (``zygote_command``); ``version`` has three
+    # Each is sent once. "began": the interpreter runs (``zygote_process``); ``version`` has three
     # numbers, ``folders`` are those of sys.path. "ready": the zygote can fork. "failed": the zygote
     # cannot fork and ends; for ``cause`` see ``zygote.main``.
     "began": {"version": _list_of(_is_natural), "folders": _are_strs},
@@ -213,21 +213,12 @@ class FrameDecoder:
         self._direction = direction
         self._splitter = Splitter()
 
-    @property
-    def missing_bytes(self) -> int:
-        """See ``Splitter``."""
-        return self._splitter.missing_bytes
-
-    @property
-    def held_bytes(self) -> int:
-        """See ``Splitter``."""
-        return self._splitter.held_bytes
-
     def feed(self, data: bytes | memoryview) -> list[dict[str, Any]]:
         """Take bytes and return all frames that are complete now. Raises FrameError."""
-        return [self._decode(payload) for payload in self._splitter.feed(data)]
+        return [self.decode(payload) for payload in self._splitter.feed(data)]
 
-    def _decode(self, payload: bytes) -> dict[str, Any]:
+    def decode(self, payload: bytes) -> dict[str, Any]:
+        """Decode and check one payload. Raises FrameError."""
         try:
             # UnicodeDecodeError and JSONDecodeError are ValueErrors. An integer with more digits
             # than Python converts raises ValueError, deep nesting RecursionError.

@@ -209,7 +209,7 @@ def _small_pages() -> Iterator[None]:
 
     The heap grows in steps of 2 MiB, and the first byte used of a step would be a whole huge page.
     The blocks of preloaded modules and of cells get huge pages all the same
-    (``zygote_command.HUGE_PAGES``).
+    (``zygote_process.HUGE_PAGES``).
     """
     try:
         import ctypes

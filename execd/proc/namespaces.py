@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 CAP_SYS_ADMIN = 21
 GVISOR_DIR = "/proc/gvisor"
-"""A gVisor of 2026 shows the pod's environment here (``spec_environment``), which is the daemon's
+"""A gVisor of 2026 shows the pod's environment here (``restores``), which is the daemon's
 and not for user code."""
 _WHOLE_RANGE = "0 0 4294967295"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from execd.engine.bash_state_folder import make_folder
+from execd.engine.bash_sessions import make_folder
 from execd.engine.executions.command import shell_program
 from execd.engine.executions.submission import Submission
 from execd.errors import InvalidArgument, NotFound, ResourceExhausted

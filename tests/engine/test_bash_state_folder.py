@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from execd.engine.bash_state_folder import LOCK, PREFIX, make_folder, remove_leftovers
+from execd.engine.bash_sessions import LOCK, PREFIX, make_folder, remove_leftovers
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 DAEMON = """
 import sys
-from execd.engine.bash_state_folder import make_folder
+from execd.engine.bash_sessions import make_folder
 print(make_folder(sys.argv[1]).path, flush=True)
 sys.stdin.read()
 """

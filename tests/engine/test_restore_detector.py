@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execd.engine.restore_detector import (
+from execd.engine.restores import (
     GAP_SECONDS,
     JUMP_SECONDS,
     SAME_SECONDS,

@@ -18,8 +18,7 @@ from execd.engine import restores as restores_module
 from execd.engine.engine import Engine
 from execd.engine.executions.command import code_program
 from execd.engine.executions.submission import CellOptions, Submission
-from execd.engine.restore_detector import GAP_SECONDS, Readings, Restore
-from execd.engine.spec_environment import SpecEnvironment
+from execd.engine.restores import GAP_SECONDS, Readings, Restore, SpecEnvironment
 from execd.model import Command, ExitReason, State
 from execd.proc.checkpoint_file import CheckpointFile
 from tests.engine.conftest import make_config, shell_command
@@ -325,7 +324,7 @@ async def test_a_caller_that_leaves_before_gvisor_tells_of_a_restore_ends_nothin
 ) -> None:
     """Unless no word comes: then the daemon was only held up."""
     if is_restore:
-        monkeypatch.setattr("execd.engine.restore_detector.TELL_SECONDS", 20.0)
+        monkeypatch.setattr("execd.engine.restores.TELL_SECONDS", 20.0)
     async with running(tmp_path / "engine", sandbox) as engine:
         execution = await begun(engine, timeout_seconds=50.0)
         deadline = execution.deadlines.deadline

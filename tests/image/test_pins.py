@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from execd.engine.sessions import zygote_command
+from execd.engine.sessions import zygote_process
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FILES = [
@@ -130,7 +130,7 @@ def test_lent_ipython_brings_nothing_of_execds_and_has_no_markers(name: str) -> 
 
 @pytest.mark.parametrize("name", ["py39", "py311"])
 def test_lent_ipython_is_its_pins_and_pure_python(name: str) -> None:
-    folder = Path(zygote_command.IPYTHON_FOLDERS) / name
+    folder = Path(zygote_process.IPYTHON_FOLDERS) / name
     installed = {
         path.name.removesuffix(".dist-info").lower().replace("_", "-")
         for path in folder.glob("*.dist-info")

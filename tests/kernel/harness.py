@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import psutil
 
-from execd.engine.sessions import zygote_command
+from execd.engine.sessions import zygote_process
 from execd.kernel import frames
 from tests.kernel.worker_frames import FROM_WORKER
 from tests.patience import patience
@@ -312,8 +312,8 @@ class Zygote:
                 os.setpgid(0, 0)
 
         self._process = subprocess.Popen(
-            zygote_command.argv(python, preload),
-            env=zygote_command.environment(environment()),
+            zygote_process.zygote_argv(python, preload),
+            env=zygote_process.zygote_environment(environment()),
             cwd=cwd,
             stdin=subprocess.DEVNULL,
             preexec_fn=place,

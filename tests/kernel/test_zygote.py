@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from execd import kernel
-from execd.engine.sessions import zygote_command
+from execd.engine.sessions import zygote_process
 from execd.kernel import frames
 from tests.kernel import harness
 from tests.kernel.harness import Ends, Gone, Peer, WorkerProcess, Zygote
@@ -268,7 +268,7 @@ def test_an_interpreter_that_cannot_have_ipython_says_so(
             (tmp_path / name).mkdir()
             (tmp_path / name / "IPython.py").write_text(lent)
     control, theirs = socket.socketpair()
-    argv = zygote_command.argv(sys.executable)
+    argv = zygote_process.zygote_argv(sys.executable)
     argv[-1] = json.dumps([str(tmp_path), []])
     argv[1:1] = ["-S"]  # without any site-packages
     with subprocess.Popen(
@@ -338,8 +338,8 @@ def test_the_workers_half_is_the_standard_library_ipython_and_itself() -> None:
 
 def test_the_daemons_part_of_it_does_not_import_ipython() -> None:
     program = (
-        "import sys, execd.engine.sessions.zygote_command as boot, execd.kernel.frames; "
-        "boot.argv('python'); print('IPython' in sys.modules)"
+        "import sys, execd.engine.sessions.zygote_process as boot, execd.kernel.frames; "
+        "boot.zygote_argv('python'); print('IPython' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

@@ -193,7 +193,7 @@ def slot(folder: Path) -> Iterator[Slot]:
         # The finders of editable installs, which name the repository, do not run here.
         places = [folder, *sorted(folder.glob("wings/*/")), theirs]
         (packages / "mutants.pth").write_text("".join(f"{place}\n" for place in places))
-        # The IPython that execd lends to a Python of the machine: see zygote_command.
+        # The IPython that execd lends to a Python of the machine: see zygote_process.
         (folder / ".venv/share").symlink_to(Path(sys.prefix) / "share")
         with _fork_server(folder) as server:
             yield Slot(folder, server)

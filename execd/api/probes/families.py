@@ -12,7 +12,7 @@ import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import msgspec
 
@@ -134,10 +134,9 @@ def _figures(
 ) -> Iterator[tuple[tuple[str, ...], str, dict[str, Any]]]:
     """Yield the path, the description and the metric of each figure with a metric."""
     for name, hint in get_type_hints(struct, include_extras=True).items():
-        type_, meta = get_args(hint)
-        if isinstance(type_, type) and issubclass(type_, msgspec.Struct):
-            yield from _figures(type_, *above, name)
-        elif meta.extra is not None:
+        if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+            yield from _figures(hint, *above, name)
+        for meta in getattr(hint, "__metadata__", ()):
             yield (*above, name), meta.description, meta.extra
 
 

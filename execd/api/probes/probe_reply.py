@@ -1,4 +1,4 @@
-"""The replies of the probes, metadata and capabilities. Pure. The engine's ``capabilities.py`` has
+"""The replies of the probes, metadata and capabilities. Pure. The engine's ``figures.py`` has
 the values of the capabilities."""
 
 from __future__ import annotations

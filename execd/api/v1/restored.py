@@ -1,6 +1,6 @@
 """``POST /v1/restored``: the platform reports that it has restored the sandbox from a checkpoint.
 
-The daemon finds most restores by itself (``restore_detector``). With a token set, the report of
+The daemon finds most restores by itself (``restores``). With a token set, the report of
 anyone with the token counts. Without a token user code could report too, and drop the connections
 of all callers again and again: then the report only has the daemon look for the signs of a restore.
 """

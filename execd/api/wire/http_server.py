@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 
     from execd.api.wire.connections import ConnectionLimits
     from execd.engine.metrics.counters import Counters
-    from execd.engine.restore_detector import Restore
-    from execd.engine.restores import Restores
+    from execd.engine.restores import Restore, Restores
     from execd.errors import ExecdError
 
     Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]

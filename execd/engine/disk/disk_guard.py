@@ -86,10 +86,10 @@ class DiskGuard:
                     if (
                         begins_walk
                         or walk is not None
-                        or (look.is_near and tally.used_bytes != volume.used_bytes)
-                        or volume.is_over
+                        or (look.is_near and tally.used_bytes != volume.policy.used_bytes)
+                        or volume.policy.is_over
                     ):
-                        tally.used_bytes = volume.used_bytes
+                        tally.used_bytes = volume.policy.used_bytes
                         tally.add(await self._warden.read_written(is_urgent=look.is_near))
                     if begins_walk:
                         tally.begin_walk()
@@ -120,7 +120,7 @@ class DiskGuard:
                 walk.cancel()
 
     async def _judge(self, volume: Volume, tally: _Tally, look: NextLook) -> None:
-        before = tally.before if volume.is_over else None
+        before = tally.before if volume.policy.is_over else None
         if before is not None:
             # The trees were read before the walk, and the walk finds what they wrote meanwhile.
             tally.add(await self._warden.read_written(is_urgent=True))
@@ -129,9 +129,9 @@ class DiskGuard:
         # directory, and as long as a walk is to tell whether there was a crossing. After an end
         # they count anew.
         begins_anew = before is not None or tally.before is None or not look.is_due
-        if not volume.is_unsolved and begins_anew:
-            is_near = look.is_near or volume.is_over
-            tally.before = _Snapshot(volume.used_bytes, tally.trees) if is_near else None
+        if not volume.policy.is_unsolved and begins_anew:
+            is_near = look.is_near or volume.policy.is_over
+            tally.before = _Snapshot(volume.policy.used_bytes, tally.trees) if is_near else None
 
     async def _rest_when_idle(self) -> None:
         if self._live():
@@ -164,8 +164,8 @@ class DiskGuard:
         excess = DiskExcess(
             volume.setting,
             volume.path,
-            volume.found_bytes,
-            volume.limit_bytes,
+            volume.policy.found_bytes,
+            volume.policy.limit_bytes,
             blame is not None and blame.is_guess,
         )
         execution = None if blame is None else executions.get(blame.tag)

@@ -57,6 +57,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from execd.files.disk_usage import DiskUsage
+
 # The part of a limit that commands and uploads leave free: room for what is written between a look
 # and the end of a tree.
 RESERVE_SHARE, MAX_RESERVE_BYTES = 8, 1 << 30
@@ -84,16 +86,6 @@ class FileSystem(NamedTuple):
 
     used_bytes: int
     size_bytes: int
-
-
-class Walked(NamedTuple):
-    """The result of a walk."""
-
-    used_bytes: int
-    n_unreadable: int
-    """Directories and entries that the walk could not read."""
-    busy_seconds: float
-    """The time that the walk worked."""
 
 
 class NextLook(NamedTuple):
@@ -153,7 +145,7 @@ class DiskPolicy:
         self._walk_seconds = 0.0
         self._base_bytes = 0
         """The bytes at the beginning of the last walk, as the walk and the estimate tell."""
-        self._used = self._low = self._clear_low = 0
+        self.used_bytes = self._low = self._clear_low = 0
         """Of the file system: at the last look, lowest since the last walk, and lowest since the
         last walk that read everything."""
         self._clear_bytes: int | None = None
@@ -171,7 +163,7 @@ class DiskPolicy:
     def estimated_bytes(self) -> int:
         """An upper bound of the bytes in the directory, unless a fall of the file system's figure
         hides growth."""
-        grown = max(self._used - self._low, 0) + self._uploaded_since_look
+        grown = max(self.used_bytes - self._low, 0) + self._uploaded_since_look
         return self._base_bytes + max(grown, self._uploaded)
 
     @property
@@ -186,13 +178,13 @@ class DiskPolicy:
     def record_look(self, now: float, found: FileSystem) -> NextLook:
         """Take note of a look; return what to do next."""
         if self._has_looked:
-            self._fallen += max(self._used - found.used_bytes, 0)
+            self._fallen += max(self.used_bytes - found.used_bytes, 0)
         else:
             self._low = self._clear_low = found.used_bytes
         self._has_looked = True
-        self._used = found.used_bytes
-        self._low = min(self._low, self._used)
-        self._clear_low = min(self._clear_low, self._used)
+        self.used_bytes = found.used_bytes
+        self._low = min(self._low, self.used_bytes)
+        self._clear_low = min(self._clear_low, self.used_bytes)
         self._uploaded_since_look = 0
         room = self._decision_bytes - self.estimated_bytes
         pause = min(max(room / FILL_BYTES_PER_SECOND, LOOK_SECONDS[0]), LOOK_SECONDS[1])
@@ -207,11 +199,6 @@ class DiskPolicy:
     @property
     def _is_due(self) -> bool:
         return self.estimated_bytes > self._decision_bytes
-
-    @property
-    def file_system_bytes(self) -> int:
-        """Used bytes of the file system at the last look."""
-        return self._used
 
     @property
     def _worth_bytes(self) -> int:
@@ -230,12 +217,12 @@ class DiskPolicy:
         hidden = self.estimated_bytes + self._fallen >= self._worth_bytes
         return since >= (HIDDEN_SECONDS if hidden else REGULAR_SECONDS)
 
-    def record_walk(self, now: float, before: FileSystem, walked: Walked) -> None:
+    def record_walk(self, now: float, before: FileSystem, walked: DiskUsage) -> None:
         """Take note of a walk between the look ``before`` and the last look; perhaps set
         ``is_over``."""
         used = walked.used_bytes
         if walked.n_unreadable and self._clear_bytes is not None:
-            used = max(used, self._clear_bytes + self._used - self._clear_low)
+            used = max(used, self._clear_bytes + self.used_bytes - self._clear_low)
         else:
             self._clear_bytes, self._clear_low = used, before.used_bytes
         is_first = self.walked_bytes is None
@@ -246,7 +233,7 @@ class DiskPolicy:
         self.walked_bytes = used
         self._walked_at, self._walk_seconds = now, walked.busy_seconds
         estimated = self._base_bytes + max(before.used_bytes - self._low, 0)
-        grown_meanwhile = max(self._used - before.used_bytes, 0)
+        grown_meanwhile = max(self.used_bytes - before.used_bytes, 0)
         self._base_bytes = min(used, max(estimated, used - grown_meanwhile))
         self._low, self._fallen, self._uploaded = before.used_bytes, 0, 0
         if used <= self.threshold_bytes:
@@ -302,7 +289,7 @@ class DiskPolicy:
         CPU time alone is a reason only if the directory has grown on after a decision that found
         nobody.
         """
-        grown = min(self.grown_bytes, self._used - used_before)
+        grown = min(self.grown_bytes, self.used_bytes - used_before)
         share = max(grown // WRITER_SHARE, 1)
         for field, least in (("write_bytes", share), ("wchar_bytes", share), ("cpu_ms", 1)):
             if field == "cpu_ms" and not self.is_unsolved:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
-from execd.engine.disk.disk_policy import DiskPolicy, FileSystem, NextLook, Walked
+from execd.engine.disk.disk_policy import DiskPolicy, FileSystem, NextLook
 from execd.errors import NoSpace
 from execd.files import disk_usage
 
@@ -30,20 +30,14 @@ FRESH_SECONDS = 1.0
 UPLOAD_WALK_SECONDS = 5.0
 
 
-class VolumeFacts(NamedTuple):
-    limit_bytes: int
-    reserve_bytes: int
-    used_bytes: int | None
-    """The estimate; None before the first walk."""
-
-
 class Volume:
     """A directory that may hold ``limit_bytes``. Implements ``files.root.Room``."""
 
     def __init__(self, setting: Setting, path: str, limit_bytes: int) -> None:
         self.setting = setting
         self.path = path
-        self._policy = DiskPolicy(limit_bytes)
+        self.policy = DiskPolicy(limit_bytes)
+        """Changed under the lock. A single figure may be read without the lock."""
         self._lock = threading.Lock()
         """Held for arithmetic only."""
         self._walking = threading.Lock()
@@ -54,14 +48,15 @@ class Volume:
         """Cut walks short."""
         self._is_closed.set()
 
-    def facts(self) -> VolumeFacts:
+    def facts(self) -> dict[str, int | None]:
+        """Of the limit, the reserve, and the bytes as estimated: None before the first walk."""
         with self._lock:
-            policy = self._policy
-            return VolumeFacts(
-                policy.limit_bytes,
-                policy.limit_bytes - policy.threshold_bytes,
-                policy.estimated_bytes if policy.is_known else None,
-            )
+            policy = self.policy
+            return {
+                "limit_bytes": policy.limit_bytes,
+                "reserve_bytes": policy.limit_bytes - policy.threshold_bytes,
+                "used_bytes": policy.estimated_bytes if policy.is_known else None,
+            }
 
     def look(self) -> NextLook:
         """Read the file system. Raises OSError."""
@@ -73,7 +68,7 @@ class Volume:
     def _record_look(self, found: FileSystem) -> NextLook:
         with self._lock:
             self._looked_at = time.monotonic()
-            return self._policy.record_look(self._looked_at, found)
+            return self.policy.record_look(self._looked_at, found)
 
     def walk(self) -> None:
         """Count the files, or take the file system's own figure. Raises OSError."""
@@ -82,62 +77,37 @@ class Volume:
 
     def _walk(self, stop: Callable[[], bool]) -> None:
         before = self._read()
-        if self._policy.is_own(before):
-            walked = Walked(before.used_bytes, 0, 0.0)
+        if self.policy.is_own(before):
+            walked = disk_usage.DiskUsage(before.used_bytes, 0, 0, 0.0)
         else:
-            usage = disk_usage.count(self.path, rest_seconds=REST_SECONDS, stop=stop)
-            walked = Walked(usage.used_bytes, usage.n_unreadable, usage.busy_seconds)
+            walked = disk_usage.count(self.path, rest_seconds=REST_SECONDS, stop=stop)
         if stop():
             return
         after = self._read()
         with self._lock:
             now = self._walked_at = time.monotonic()
             self._walk_seconds = walked.busy_seconds
-            self._policy.record_look(now, after)
-            self._policy.record_walk(now, before, walked)
+            self.policy.record_look(now, after)
+            self.policy.record_walk(now, before, walked)
 
     def judge_estimate(self, written_bytes: int) -> None:
         with self._lock:
-            self._policy.judge_estimate(written_bytes)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether a tree must end."""
-        return self._policy.is_over
-
-    @property
-    def is_unsolved(self) -> bool:
-        """Whether the last decision found no guilty tree."""
-        return self._policy.is_unsolved
+            self.policy.judge_estimate(written_bytes)
 
     def settle(self, *, is_solved: bool) -> None:
         with self._lock:
-            self._policy.settle(is_solved=is_solved)
+            self.policy.settle(is_solved=is_solved)
 
     def blame(self, candidates: Collection[Candidate], used_before: int) -> BlamedTree | None:
         with self._lock:
-            return self._policy.blame(candidates, used_before)
-
-    @property
-    def used_bytes(self) -> int:
-        """The used bytes of the file system, at the last check."""
-        return self._policy.file_system_bytes
-
-    @property
-    def found_bytes(self) -> int:
-        """The figure that led to ``is_over``."""
-        return self._policy.found_bytes
-
-    @property
-    def limit_bytes(self) -> int:
-        return self._policy.limit_bytes
+            return self.policy.blame(candidates, used_before)
 
     def take(self, n_bytes: int) -> None:
         with self._lock:
             if (
-                self._policy.is_known
+                self.policy.is_known
                 and time.monotonic() - self._looked_at < FRESH_SECONDS
-                and self._policy.take(n_bytes)
+                and self.policy.take(n_bytes)
             ):
                 return
         try:
@@ -148,15 +118,16 @@ class Volume:
         except OSError:
             return  # the write itself tells what is wrong with the directory
         if not self._take(n_bytes):
-            held, limit = self.facts().used_bytes or 0, self.limit_bytes
+            held, limit = self.facts()["used_bytes"] or 0, self.policy.limit_bytes
+            reserve = limit - self.policy.threshold_bytes
             raise NoSpace(
                 f"{self.path!r} holds {held >> 20:,} MiB of the allowed {limit >> 20:,} MiB, and "
-                f"execd keeps {self.facts().reserve_bytes >> 20:,} MiB of them free"
+                f"execd keeps {reserve >> 20:,} MiB of them free"
             )
 
     def _take(self, n_bytes: int) -> bool:
         with self._lock:
-            return self._policy.is_known and self._policy.take(n_bytes)
+            return self.policy.is_known and self.policy.take(n_bytes)
 
     def _walk_for_upload(self) -> None:
         """Walk, unless another walk has just ended, or takes too long to wait for."""

@@ -15,6 +15,7 @@ from execd.engine.executions.limits import least, narrower, own_limits
 from execd.errors import InvalidArgument
 from execd.model import Program
 from execd.proc.program_block import FILE_SYSTEM_CODEC
+from execd.proc.spawn import KEEP_IDENTITY, Identity
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -147,7 +148,8 @@ def complete(config: Config, command: Command) -> Command:
 def _check_user(config: Config, user: str) -> None:
     """Raises InvalidArgument. ``run_as`` holds against every caller: code in the sandbox may call
     too."""
-    if config.run_as is not None and _ids(user) != _ids(config.run_as):
+    identity = parse_identity(user)
+    if config.run_as is not None and identity != parse_identity(config.run_as):
         raise InvalidArgument(
             f"user: this daemon runs everything as {config.run_as} (--run-as)", field="user"
         )
@@ -155,14 +157,18 @@ def _check_user(config: Config, user: str) -> None:
         raise InvalidArgument(
             "user: only a root daemon can run commands as somebody else", field="user"
         )
-    if max(_ids(user)) > MAX_ID:
+    if max(identity.uid or 0, identity.gid or 0) > MAX_ID:
         raise InvalidArgument(f"user: the largest id is {MAX_ID}", field="user")
 
 
-def _ids(user: str) -> tuple[int, int]:
-    """Parse UID[:GID]. Without GID the group has the user's number."""
+def parse_identity(user: str | None) -> Identity:
+    """Parse UID[:GID]; without GID the group has the user's number. None is the daemon's own
+    identity. The program gets no supplementary groups: the daemon's groups are not the program's.
+    """
+    if user is None:
+        return KEEP_IDENTITY
     uid, _, gid = user.partition(":")
-    return int(uid), int(gid or uid)
+    return Identity(int(uid), int(gid or uid), ())
 
 
 def _encode(text: str, field: str, subject: str | None = None) -> bytes:

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from execd.engine.executions import exit_status, pty
-from execd.engine.executions.command import is_argv
+from execd.engine.executions import exit_status
+from execd.engine.executions.command import is_argv, parse_identity
 from execd.engine.executions.environment import keep_path_at_login, marker_entry
 from execd.engine.executions.execution import KILL_ANSWER_SECONDS
 from execd.engine.executions.state import ExecutionPhase
-from execd.engine.executions.stdio import ProgramIO, give_to_user
+from execd.engine.executions.stdio import TERMINAL_TYPE, ProgramIO, give_to_user
 from execd.errors import ResourceExhausted, Unavailable
 from execd.model import UNKNOWN_USAGE, ExitReason, Result
 from execd.proc import kernel_traits
@@ -29,7 +29,6 @@ from execd.proc.client import SpawnError, WardenLost
 from execd.proc.messages import Exited, Spawn
 from execd.proc.program_block import pack
 from execd.proc.rlimits import rlimits
-from execd.proc.spawn import KEEP_IDENTITY, Identity
 
 if TYPE_CHECKING:
     from execd.engine.executions.context import EngineContext
@@ -157,7 +156,7 @@ class CommandRunner:
                 await self._wait_for_warden(execution)
             env, marker = await self._context.build_environment(execution.id, command.env)
             if command.terminal is not None:
-                env.setdefault("TERM", pty.TYPE)
+                env.setdefault("TERM", TERMINAL_TYPE)
             keep_path_at_login(env, command.program.argv)
             try:
                 io = ProgramIO(command, execution.append, self._context.loop)
@@ -431,12 +430,3 @@ def decide(
         killed=n_killed,
         survivors=survivors,
     )
-
-
-def parse_identity(user: str | None) -> Identity:
-    """Parse UID or UID:GID; None is the daemon's own identity. The program gets no supplementary
-    groups: the daemon's groups are not the program's."""
-    if user is None:
-        return KEEP_IDENTITY
-    uid, _, gid = user.partition(":")
-    return Identity(int(uid), int(gid or uid), ())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from execd.engine.output.log import OutputLog
 from execd.errors import ExecdError
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from execd.config import Config
-    from execd.engine.executions.default_shell import DefaultShell
-    from execd.engine.executions.direct_exec import DirectExec
+    from execd.engine.executions.direct_exec import DefaultShell, DirectExec
     from execd.engine.executions.environment import ChildEnvironment
     from execd.engine.metrics.counters import Counters
     from execd.engine.output.held_pipes import HeldPipes
-    from execd.engine.store.spool import Spool
-    from execd.engine.store.state_dir import StateDir
+    from execd.engine.store.state_dir import Spool, StateDir
     from execd.model import Limits, Stream
     from execd.proc.client import WardenClient
     from execd.proc.spawn import Identity
 
 
-class EngineContext(NamedTuple):
+class EngineContext:
+    """See the module's text. ``assembly.Parts`` sets the attributes."""
+
     config: Config
     loop: asyncio.AbstractEventLoop
     """The engine's loop. ``asyncio.get_running_loop`` asks the kernel for the pid each time."""

@@ -36,14 +36,14 @@ class Registry:
         plain_seconds: float,
         kept_seconds: float,
     ) -> None:
-        self._max_plain = max_plain
-        self._max_kept = max_kept
         self._max_memory_bytes = max_memory_bytes
-        self._plain_seconds = plain_seconds
-        self._kept_seconds = kept_seconds
         self._live: dict[str, Execution] = {}
         self._plain: OrderedDict[str, Execution] = OrderedDict()
         self._kept: OrderedDict[str, Execution] = OrderedDict()
+        self._groups = (
+            (self._plain, max_plain, plain_seconds),
+            (self._kept, max_kept, kept_seconds),
+        )
         self._by_request: dict[bytes, Execution] = {}
         self._request_of: dict[str, bytes] = {}
         self._by_key: dict[str, Execution] = {}
@@ -110,10 +110,7 @@ class Registry:
     def expired(self, now: float) -> list[Execution]:
         """Remove the finished executions that are too old or too many, and return them."""
         gone = []
-        for group, max_count, max_seconds in (
-            (self._plain, self._max_plain, self._plain_seconds),
-            (self._kept, self._max_kept, self._kept_seconds),
-        ):
+        for group, max_count, max_seconds in self._groups:
             while group:
                 oldest = next(iter(group.values()))
                 if (
@@ -141,10 +138,7 @@ class Registry:
                 next(iter(group.values())).ended_monotonic
                 + max_seconds
                 + min(max_seconds / LATE_SHARE, MAX_LATE_SECONDS)
-                for group, max_seconds in (
-                    (self._plain, self._plain_seconds),
-                    (self._kept, self._kept_seconds),
-                )
+                for group, _, max_seconds in self._groups
                 if group
             ),
             default=math.inf,

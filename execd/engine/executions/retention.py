@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 
 from execd.engine.executions.records import begin_record, end_record, restore
 from execd.engine.store.journal import Cut, Forget
-from execd.engine.store.spool import DISK_SECONDS
-from execd.engine.store.state_dir import NO_SPACE
+from execd.engine.store.state_dir import DISK_SECONDS, NO_SPACE
 from execd.model import ExitReason
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The phases of an execution as one total table. Pure.
+"""The phases of an execution as one table. Pure.
 
     QUEUED    the execution waits for its turn; no program has been asked for
     STARTING  the warden, or a session's worker, has been asked to start the program
@@ -43,48 +43,36 @@ class ExecutionEvent(StrEnum):
 
 
 _QUEUED, _STARTING, _RUNNING, _ENDING, _CLOSING, _EXITED = ExecutionPhase
-# None: the daemon's own mistake.
-TABLE: dict[ExecutionPhase, dict[ExecutionEvent, ExecutionPhase | None]] = {
+# A pair that is missing is the daemon's own mistake.
+TABLE: dict[ExecutionPhase, dict[ExecutionEvent, ExecutionPhase]] = {
     _QUEUED: {
         ExecutionEvent.REQUEST: _STARTING,
-        ExecutionEvent.START: None,
         ExecutionEvent.END: _ENDING,
         ExecutionEvent.FINISH: _CLOSING,
-        ExecutionEvent.EXIT: None,
     },
     _STARTING: {
         ExecutionEvent.REQUEST: _STARTING,
         ExecutionEvent.START: _RUNNING,
         ExecutionEvent.END: _ENDING,
         ExecutionEvent.FINISH: _CLOSING,
-        ExecutionEvent.EXIT: None,
     },
     _RUNNING: {
-        ExecutionEvent.REQUEST: None,
-        ExecutionEvent.START: None,
         ExecutionEvent.END: _ENDING,
         ExecutionEvent.FINISH: _CLOSING,
-        ExecutionEvent.EXIT: None,
     },
     _ENDING: {
         ExecutionEvent.REQUEST: _ENDING,
         ExecutionEvent.START: _ENDING,
         ExecutionEvent.END: _ENDING,
         ExecutionEvent.FINISH: _CLOSING,
-        ExecutionEvent.EXIT: None,
     },
     _CLOSING: {
-        ExecutionEvent.REQUEST: None,
-        ExecutionEvent.START: None,
         ExecutionEvent.END: _CLOSING,
         ExecutionEvent.FINISH: _CLOSING,
         ExecutionEvent.EXIT: _EXITED,
     },
     _EXITED: {
-        ExecutionEvent.REQUEST: None,
-        ExecutionEvent.START: None,
         ExecutionEvent.END: _EXITED,
-        ExecutionEvent.FINISH: None,
         ExecutionEvent.EXIT: _EXITED,
     },
 }
@@ -92,6 +80,6 @@ TABLE: dict[ExecutionPhase, dict[ExecutionEvent, ExecutionPhase | None]] = {
 
 def advance(phase: ExecutionPhase, event: ExecutionEvent) -> ExecutionPhase:
     """Return the phase after the event."""
-    following = TABLE[phase][event]
-    assert following is not None, f"{event} in phase {phase}"
-    return following
+    row = TABLE[phase]
+    assert event in row, f"{event} in phase {phase}"
+    return row[event]

@@ -3,27 +3,152 @@
 ProgramIO owns every descriptor that it opens. The program's ends go to the warden, and the warden's
 client closes them (``descriptors`` is then empty here); ``close`` closes the daemon's ends. The
 pumps read from ``start`` on: until the program is known to run, the pipes hold its output.
+
+Reading a terminal ends with EIO once the last slave is closed (pty(7)); the pump takes EIO as end
+of file. In gVisor a resize sends no SIGWINCH and a hang-up no SIGHUP, so the code that resizes or
+closes sends both to the session.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import functools
 import os
-from typing import TYPE_CHECKING
+import select
+import struct
+import termios
+from typing import TYPE_CHECKING, NamedTuple
 
-from execd.engine.executions import pty
-from execd.engine.executions.stdin import Stdin
 from execd.engine.output.pump import Pump
 from execd.errors import Conflict
-from execd.model import STREAMS
+from execd.model import COLUMNS, ROWS, STREAMS
 from execd.proc.messages import NULL_DEVICE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from execd.model import Command, Stream
+
+
+TERMINAL_TYPE = "xterm-256color"
+"""TERM of a program whose request names no other type. Without TERM no program can clear the screen
+or find a key."""
+END_OF_FILE = b"\x04"
+"""The VEOF character: a line discipline in canonical mode takes it for end of file. A terminal
+cannot be half closed."""
+
+
+def typed(text: bytes, *, ends: bool) -> bytes:
+    """Return the keys for a text, with end of file after the text if the input ``ends``.
+
+    In the middle of a line the first END_OF_FILE only gives the program the line so far.
+    """
+    if not ends:
+        return text
+    is_line = not text or text.endswith(b"\n")
+    return text + END_OF_FILE * (1 if is_line else 2)
+
+
+class Terminal(NamedTuple):
+    """Both ends, close-on-exec: the daemon keeps the master, the program gets the slave as its 0, 1
+    and 2. The caller closes them."""
+
+    master: int
+    slave: int
+
+
+def open_terminal(cols: int, rows: int) -> Terminal:
+    """Raises OSError, for example when the system has no more terminals."""
+    master, slave = os.openpty()
+    try:
+        set_size(master, cols, rows)
+    except OSError:
+        os.close(master)
+        os.close(slave)
+        raise
+    return Terminal(master, slave)
+
+
+def set_size(master: int, cols: int, rows: int) -> None:
+    """TIOCSWINSZ, ioctl_tty(2). Programs that divide by a size of 0 fail, so 0 is not set."""
+    size = struct.pack("HHHH", rows or ROWS, cols or COLUMNS, 0, 0)
+    fcntl.ioctl(master, termios.TIOCSWINSZ, size)
+
+
+class Stdin:
+    """A program's standard input: the bytes of callers, in order, as fast as the program reads.
+
+    There is one write at a time. A writer waits while the pipe is full and holds only its caller's
+    bytes; nothing is queued. When the program has closed its input, or has ended, the writer gets
+    Conflict.
+
+    In gVisor a pipe with room for a byte is ready for writing, but refuses up to PIPE_BUF bytes
+    that do not fit as a whole. A writer that offered all of them again would keep the loop busy
+    until the program reads. So a writer that is refused though the pipe is ready offers half as
+    much.
+
+    Owns the descriptor. Ended by ``close``, or by the program; each write after the end raises."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self._loop = asyncio.get_running_loop()
+        self._fd: int | None = fd
+        self._turn = asyncio.Lock()
+        self._closed: asyncio.Future[None] = self._loop.create_future()
+
+    async def write(self, data: bytes) -> None:
+        """Return when the kernel has taken all bytes. Raises Conflict."""
+        async with self._turn:
+            view = memoryview(data)
+            n_offered, is_ready = len(view), False
+            while view:
+                if self._fd is None:
+                    raise Conflict(
+                        "stdin: closed; its end was sent, or the program has closed its input, so "
+                        "nothing more can be written; start the program again"
+                        " to send more"
+                    )
+                try:
+                    view = view[os.write(self._fd, view[:n_offered]) :]
+                    n_offered, is_ready = len(view), False
+                except BlockingIOError:
+                    if is_ready and 1 < n_offered <= select.PIPE_BUF:
+                        n_offered //= 2
+                        continue
+                    await self._wait_writable(self._fd)
+                    n_offered, is_ready = len(view), True
+                except OSError:  # EPIPE: nobody reads any more; EIO: the terminal is gone
+                    self.close()
+
+    async def _wait_writable(self, fd: int) -> None:
+        writable: asyncio.Future[None] = self._loop.create_future()
+        self._loop.add_writer(fd, _set, writable)
+        try:
+            await asyncio.wait((writable, self._closed), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if self._fd is not None:
+                self._loop.remove_writer(fd)
+
+    async def end(self) -> None:
+        """Close after the current write: the program reads end of file."""
+        async with self._turn:
+            self.close()
+
+    def close(self) -> None:
+        """Close at once; a waiting writer gets Conflict."""
+        if self._fd is not None:
+            fd, self._fd = self._fd, None
+            self._loop.remove_writer(fd)
+            os.close(fd)
+            if not self._closed.done():
+                self._closed.set_result(None)
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 class ProgramIO:
@@ -60,7 +185,7 @@ class ProgramIO:
             raise
 
     def _open_terminal(self, cols: int, rows: int) -> None:
-        terminal = pty.open_terminal(cols, rows)
+        terminal = open_terminal(cols, rows)
         append = functools.partial(self._append, "stdout")
         self._pumps["stdout"] = Pump(terminal.master, append, self._loop)
         self.stdio = [0, 0, 0]
@@ -104,7 +229,7 @@ class ProgramIO:
             text, ends = self._command.stdin, not self._command.stdin_open
             if self.has_terminal:
                 if text:  # without a first input somebody at the terminal is expected to type
-                    await stdin.write(pty.typed(text, ends=ends))
+                    await stdin.write(typed(text, ends=ends))
                 return
             await stdin.write(text)
             if ends:
@@ -124,7 +249,7 @@ class ProgramIO:
         """Send end of file after the bytes written so far; on a terminal send Ctrl-D. Raises
         Conflict."""
         if self.has_terminal:
-            await self.write(pty.END_OF_FILE)
+            await self.write(END_OF_FILE)
         elif self._stdin is not None:
             await self._stdin.end()
 
@@ -132,7 +257,7 @@ class ProgramIO:
         """Raises Conflict if there is no terminal."""
         if self._terminal_fd is None:
             raise Conflict("the program has no terminal; start it with pty")
-        pty.set_size(self._terminal_fd, cols, rows)
+        set_size(self._terminal_fd, cols, rows)
 
     # The end.
 

@@ -118,12 +118,15 @@ class Files:
         unpacking: UnpackingLimits = SMALL_UNPACKING,
         identity: Identity = KEEP_IDENTITY,
         syncs_uploads: bool = False,
+        rooms: Rooms | None = None,
     ) -> None:
         """``max_upload_bytes`` 0: no limit. No file below ``state_dir`` is ever served.
 
-        ``identity``: the user that the threads act as, for a root daemon.
+        ``identity``: the user that the threads act as, for a root daemon. ``rooms``: asked before
+        each write.
         """
         self._root = Root(base_dir, state_dir)
+        self._root.rooms = rooms
         self._max_upload_bytes = max_upload_bytes
         self._unpacking = unpacking
         self._plainly = write.Writing(max_bytes=max_upload_bytes, syncs=syncs_uploads)
@@ -136,14 +139,6 @@ class Files:
         )
         self._threads = FileThreads(identity)
 
-    def hide_state_dir(self, state_dir: str) -> None:
-        """Serve no file below ``state_dir`` from now on."""
-        self._root.state_dir = state_dir
-
-    def limit_room(self, rooms: Rooms) -> None:
-        """Ask ``rooms`` before each write from now on."""
-        self._root.rooms = rooms
-
     def end_watch_streams(self) -> None:
         """End the news of all watches, those of views too: the daemon ends."""
         self._watches.end_streams()
@@ -151,6 +146,7 @@ class Files:
     def with_root(self, root: Root) -> Self:
         """Return a service with the same threads and limits, and another root."""
         other = copy.copy(self)
+        root.rooms = self._root.rooms
         other._root = root
         return other
 
@@ -415,16 +411,6 @@ class Files:
         """Make the base dir if missing. The other methods do so by themselves."""
         await self._threads.run(lambda: retry_on_change(self._root.ensure, self._root.base_dir))
 
-    async def choose_temporary_dir(self) -> str:
-        """Return /tmp if the user may write to /tmp, else ``.tmp`` in the base dir.
-
-        A container with a read-only root has no writable /tmp.
-        """
-        usable = await self._threads.run(
-            lambda: os.access("/tmp", os.W_OK | os.X_OK, effective_ids=True)
-        )
-        return "/tmp" if usable else os.path.join(self._root.base_dir, TEMPORARY_NAME)
-
     async def ensure_temporary_dir(self) -> None:
         """Make ``.tmp`` in the base dir, unless a file of that name exists."""
         await self._threads.run(
@@ -455,6 +441,15 @@ class Files:
 def _close(found: read.RegularFile | Description) -> None:
     if isinstance(found, read.RegularFile):
         found.close()
+
+
+def choose_temporary_dir(base_dir: str, identity: Identity) -> str:
+    """Return /tmp if the user may write to /tmp, else ``.tmp`` in the base dir.
+
+    A container with a read-only root has no writable /tmp.
+    """
+    usable = as_user(identity, lambda: os.access("/tmp", os.W_OK | os.X_OK, effective_ids=True))
+    return "/tmp" if usable else os.path.join(os.path.abspath(base_dir), TEMPORARY_NAME)
 
 
 def make_base_dir(path: str, identity: Identity) -> None:

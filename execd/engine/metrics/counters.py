@@ -53,20 +53,6 @@ class Histogram:
 class Counters:
     """One object per engine. Callers add to the fields."""
 
-    __slots__ = (
-        "branches",
-        "cells",
-        "duration_seconds",
-        "error_replies",
-        "executions",
-        "loop_lag_seconds",
-        "output_bytes",
-        "queue_seconds",
-        "received_bytes",
-        "refused_executions",
-        "sent_bytes",
-    )
-
     def __init__(self) -> None:
         self.executions: dict[tuple[DialectName | None, ExitReason], int] = {}
         """Ends, by dialect and reason. The dialect None: executions of a former daemon."""

@@ -44,10 +44,8 @@ class ExecutionStats(msgspec.Struct, frozen=True, kw_only=True):
     running: Annotated[
         int, _metric("execd_live_executions", "Executions in the state RUNNING.", state="RUNNING")
     ]
-    ended: Annotated[
-        dict[ExitReason, int],
-        Meta(description="Executions that have ended since the start, by exit reason."),
-    ]
+    ended: dict[ExitReason, int]
+    """Executions that have ended since the start, by exit reason."""
     refused: Annotated[
         int,
         _metric(
@@ -64,12 +62,8 @@ class ExecutionStats(msgspec.Struct, frozen=True, kw_only=True):
             by="stream",
         ),
     ]
-    held_pipes: Annotated[
-        int,
-        Meta(
-            description="Pipes of ended commands that background processes hold, and execd reads."
-        ),
-    ]
+    held_pipes: int
+    """Pipes of ended commands that background processes hold, and execd reads."""
 
 
 class SessionStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,13 +167,8 @@ class CpuStats(msgspec.Struct, frozen=True, kw_only=True):
             part="trees",
         ),
     ]
-    load_1m: Annotated[
-        float | None,
-        Meta(
-            description="Load average of the machine over a minute. Null in gVisor, whose kernel "
-            "does not say."
-        ),
-    ]
+    load_1m: float | None
+    """Load average of the machine over a minute. Null in gVisor, whose kernel does not say."""
 
 
 class MemoryStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -295,8 +284,10 @@ class DiskStats(msgspec.Struct, frozen=True, kw_only=True):
             "Whether the latest write of the journal failed. A restart forgets then.",
         ),
     ]
-    base_dir: Annotated[VolumeStats, Meta(description="The base dir.")]
-    tmp_dir: Annotated[VolumeStats, Meta(description="/tmp.")]
+    base_dir: VolumeStats
+    """The base dir."""
+    tmp_dir: VolumeStats
+    """/tmp."""
 
 
 class TrafficStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -323,13 +314,21 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of the daemon. Counts begin at zero with the daemon. Null: the kernel or the
     warden does not say."""
 
-    version: Annotated[str, Meta(description="The version of execd.")]
+    version: str
+    """The version of execd."""
     uptime_seconds: Annotated[float, _metric("execd_uptime_seconds", "Age of the daemon.")]
     ready: Annotated[bool, _metric("execd_ready", "Whether a command sent now would run.")]
-    executions: Annotated[ExecutionStats, Meta(description="Commands and cells.")]
-    sessions: Annotated[SessionStats, Meta(description="Python sessions.")]
-    warden: Annotated[WardenStats, Meta(description="The parent of all user code.")]
-    cpu: Annotated[CpuStats, Meta(description="CPU time.")]
-    memory: Annotated[MemoryStats, Meta(description="Resident memory by part.")]
-    disk: Annotated[DiskStats, Meta(description="Logs, the journal, and guarded directories.")]
-    traffic: Annotated[TrafficStats, Meta(description="HTTP.")]
+    executions: ExecutionStats
+    """Commands and cells."""
+    sessions: SessionStats
+    """Python sessions."""
+    warden: WardenStats
+    """The parent of all user code."""
+    cpu: CpuStats
+    """CPU time."""
+    memory: MemoryStats
+    """Resident memory by part."""
+    disk: DiskStats
+    """Logs, the journal, and guarded directories."""
+    traffic: TrafficStats
+    """HTTP."""

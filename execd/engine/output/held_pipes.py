@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from execd.engine.output.log import OutputLog
     from execd.engine.output.pump import Pump
-    from execd.engine.store.spool import Spool
+    from execd.engine.store.state_dir import Spool
     from execd.model import Stream
 
 logger = logging.getLogger(__name__)

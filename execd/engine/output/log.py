@@ -30,7 +30,7 @@ from execd.model import STREAMS, Truncation
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from execd.engine.store.spool import Spool
+    from execd.engine.store.state_dir import Spool
     from execd.model import DisplayMessage, Stream
 
 # A stream of at most this size stays in memory for replies, even if the disk has the bytes too.

@@ -8,7 +8,7 @@ follows.
 User code runs in the peer, so a link bounds the costs of a hostile peer:
 
 * Time. A frame costs the daemon more than the peer, and a peer can send tiny frames as fast as the
-  kernel takes them. A link reads a share in each turn of the event loop (``link_turns``).
+  kernel takes them. A link reads a share in each turn of the event loop (``LinkTurns``).
 * Memory. The unfinished frames of all links count against one budget. A link above the budget is
   not read for PAUSE_SECONDS, then tries again. A peer that is silent in the middle of a frame for
   SILENCE_SECONDS is lost, so that no peer holds the budget for good.
@@ -27,14 +27,12 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from execd.engine.sessions import link_turns
 from execd.errors import ResourceExhausted
 from execd.kernel import frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from execd.engine.sessions.link_turns import LinkTurns
 
 log = logging.getLogger(__name__)
 
@@ -57,23 +55,75 @@ IGNORED_SECONDS = 1.0
 PAUSE_SECONDS = 0.05
 SILENCE_SECONDS = 30.0
 
-
 F = TypeVar("F")
 
+# A frame of any size costs as much as so many bytes: to decode a frame and act on the frame took
+# 4 us, about the time of reading 4 KiB from a socket.
+FRAME_BYTES = 4096
+LINK_SHARE = 256 * 1024
+LOOP_SHARE = 4 * LINK_SHARE
 
-class LinkDecoder(Protocol[F]):
-    """``frames.FrameDecoder`` or ``worker_messages.WorkerDecoder``."""
 
-    @property
-    def missing_bytes(self) -> int:
-        """Missing bytes of the frame under way. 0: no frame is under way."""
+class FrameLease(Protocol):
+    """The share of a link in the budget for bytes in flight (``in_flight``)."""
 
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of the frame under way, held by the decoder."""
+    def resize(self, size_bytes: int) -> None:
+        """Set the size. Raises ResourceExhausted and keeps the old size."""
 
-    def feed(self, data: bytes | memoryview) -> list[F]:
-        """Return the complete frames. Raises FrameError."""
+    def release(self) -> None:
+        """Set the size to 0. Idempotent."""
+
+
+class LinkTurns:
+    """Turns of links: how many bytes are read from all peers together before other callbacks run.
+
+    One link reads at most LINK_SHARE in a turn. All links together read LOOP_SHARE; then the
+    remaining links wait in a queue, first come, first served, until a later turn of the event loop.
+    So a flood delays all other callbacks by milliseconds, and a link with few frames waits for at
+    most one share of each flooding link. An unread link blocks the peer in the socket, and the
+    output of an honest peer is only delayed.
+
+    Until LOOP_SHARE is used up, a turn adds no callback to the event loop, so small cells pay
+    nothing.
+
+    ``new_lease`` makes a lease of the budget for unfinished frames.
+    """
+
+    def __init__(self, new_lease: Callable[[], FrameLease]) -> None:
+        self.new_lease = new_lease
+        self._loop = asyncio.get_running_loop()
+        self._left = LOOP_SHARE
+        """Cost left for this turn; negative after a link's last frame."""
+        self._waiting: dict[Link[Any], None] = {}
+        self._will_renew = False
+
+    def offer(self, link: Link[Any]) -> None:
+        """Let a readable link read, now or in a later turn."""
+        if self._left > 0 and not self._waiting:
+            self._let_read(link)
+        else:
+            assert self._will_renew, "a queue without a callback would wait forever"
+            self._waiting[link] = None  # a link in the queue keeps its place
+
+    def _let_read(self, link: Link[Any]) -> None:
+        try:
+            cost = link.read_share()
+            assert cost >= 0
+            self._left -= cost
+        finally:
+            if (self._left <= 0 or self._waiting) and not self._will_renew:
+                self._will_renew = True
+                self._loop.call_soon(self._renew)
+
+    def _renew(self) -> None:
+        """Begin a new turn."""
+        assert self._will_renew
+        self._will_renew = False
+        self._left = LOOP_SHARE
+        while self._waiting and self._left > 0:
+            link = next(iter(self._waiting))
+            del self._waiting[link]
+            self._let_read(link)
 
 
 class Link(Generic[F]):
@@ -82,14 +132,15 @@ class Link(Generic[F]):
     def __init__(
         self,
         end: socket.socket,
-        decoder: LinkDecoder[F],
+        decode: Callable[[bytes], F],
         turns: LinkTurns,
         on_frame: Callable[[F, int], bool],
         on_lost: Callable[[], None],
         *,
         before_frames: Callable[[], None] = lambda: None,
     ) -> None:
-        """``on_frame`` gets a frame and its approximate size in bytes.
+        """``decode`` makes a frame of a payload, or raises FrameError. ``on_frame`` gets a frame
+        and its approximate size in bytes.
 
         ``on_frame`` returns False for an ignored frame, a frame that changed nothing.
         ``before_frames`` is called after a read with complete frames, before the first frame goes
@@ -99,7 +150,8 @@ class Link(Generic[F]):
         """How the peer broke the rules, if the link was lost for that."""
         self._loop = asyncio.get_running_loop()
         self._socket = end
-        self._decoder = decoder
+        self._splitter = frames.Splitter()
+        self._decode = decode
         self._turns = turns
         self._on_frame = on_frame
         self._before_frames = before_frames
@@ -179,7 +231,7 @@ class Link(Generic[F]):
         """Lease memory for more bytes of a frame under way. False: the link pauses."""
         assert self._pause is None
         try:
-            self._lease.resize(self._decoder.held_bytes + wanted_bytes)
+            self._lease.resize(self._splitter.held_bytes + wanted_bytes)
         except ResourceExhausted:
             self._loop.remove_reader(self._socket.fileno())
             self._pause = self._loop.call_later(PAUSE_SECONDS, self._end_pause)
@@ -196,7 +248,7 @@ class Link(Generic[F]):
     def _check_silence(self) -> None:
         """Lose a silent peer. A paused link does not count as silent: the link is not read."""
         self._silence = None
-        if not self._decoder.held_bytes:
+        if not self._splitter.held_bytes:
             return
         seconds_left = self._received_at + SILENCE_SECONDS - self._loop.time()
         if seconds_left <= 0 and self._pause is None:
@@ -207,10 +259,11 @@ class Link(Generic[F]):
             )
 
     def read_share(self) -> int:
-        """Read one share. See ``link_turns.Reader``. 0: nothing was there, or the peer is lost."""
+        """Read at most LINK_SHARE and a frame. Return the cost in bytes, as one number; 0: nothing
+        was there, or the peer is lost."""
         cost = 0
-        while self._is_open and self._pause is None and cost < link_turns.LINK_SHARE:
-            missing_bytes = self._decoder.missing_bytes
+        while self._is_open and self._pause is None and cost < LINK_SHARE:
+            missing_bytes = self._splitter.missing_bytes
             wanted_bytes = min(READ_BYTES, max(SMALL_READ_BYTES, missing_bytes))
             if missing_bytes and not self._reserve(wanted_bytes):
                 break
@@ -231,13 +284,13 @@ class Link(Generic[F]):
     def _take(self, data: memoryview) -> int:
         """Decode bytes and hand the frames on. Return the cost, without the cost of reading."""
         try:
-            found = self._decoder.feed(data)
+            found = [self._decode(payload) for payload in self._splitter.feed(data)]
         except frames.FrameError as error:
             self._lose(f"it broke the protocol of sessions: {error}")
             return 0
         if self._is_leased:
             self._received_at = self._loop.time()
-            if not self._decoder.missing_bytes:
+            if not self._splitter.missing_bytes:
                 self._lease.release()
                 self._is_leased = False
         self._unparsed_bytes += len(data)
@@ -251,7 +304,7 @@ class Link(Generic[F]):
                 self._count_ignored(size_bytes)
             if not self._is_open:
                 break
-        return all_bytes + len(found) * link_turns.FRAME_BYTES
+        return all_bytes + len(found) * FRAME_BYTES
 
     def _count_ignored(self, size_bytes: int) -> None:
         now = self._loop.time()

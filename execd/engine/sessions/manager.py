@@ -31,7 +31,7 @@ from execd.engine.executions.execution import Execution
 from execd.engine.executions.limits import NO_LIMITS, least, narrower, own_limits
 from execd.engine.sessions import session_fork, worker_messages
 from execd.engine.sessions.cell_run import CellRunner
-from execd.engine.sessions.link_turns import FrameLease, LinkTurns
+from execd.engine.sessions.link import FrameLease, LinkTurns
 from execd.engine.sessions.session import Session
 from execd.engine.sessions.session_log import LogBudget
 from execd.engine.sessions.session_table import NAMES_PER_SESSION, SessionTable, check_id

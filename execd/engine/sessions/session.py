@@ -26,7 +26,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
-from execd.engine.sessions import worker_messages, worker_setup
+from execd.engine.sessions import worker_messages
 from execd.engine.sessions.session_log import (
     MAX_PROMPT_CHARACTERS,
     CellStarted,
@@ -36,17 +36,22 @@ from execd.engine.sessions.session_log import (
 )
 from execd.engine.sessions.session_state import SessionEvent, SessionLife, SessionState
 from execd.engine.sessions.session_worker import (
+    CONFIGURE_SECONDS,
     END_SECONDS,
     FORCED_NOTE,
     SessionWorker,
     WorkerLost,
+    configuration,
 )
 from execd.errors import (
     Conflict,
+    InvalidArgument,
     NotFound,
     ResourceExhausted,
     SessionBusy,
+    Unavailable,
 )
+from execd.kernel import frames
 from execd.model import ExitReason
 
 if TYPE_CHECKING:
@@ -63,6 +68,8 @@ REQUEST_SECONDS = 5.0
 # completion takes seconds, so the grace is long. REQUEST_SECONDS and the grace together stay below
 # the 30 s after which routers give up.
 REQUEST_GRACE_SECONDS = 20.0
+# Workers that may end on the way, one after the other, before the caller gets an error.
+ATTEMPTS = 3
 # The log tells the starts and ends of cells; completions and forks are short.
 OWN_EVENTS = (SessionEvent.BEGIN, SessionEvent.REQUEST, SessionEvent.END)
 
@@ -337,15 +344,7 @@ class Session:
             return self.worker
         self._apply(SessionEvent.START)
         try:
-            worker = await worker_setup.make_worker(
-                self._host.take_worker,
-                self._close_soon,
-                self._context,
-                session_id=self.id,
-                cwd=self.cwd,
-                environment=self.own_environment,
-                limits=self.limits,
-            )
+            worker = await self._make_worker()
         except BaseException:
             self._apply(SessionEvent.LOST)
             raise
@@ -359,6 +358,48 @@ class Session:
         self.execution_count = 0
         self._apply(SessionEvent.READY)
         return worker
+
+    async def _make_worker(self) -> SessionWorker:
+        """Take an unused worker, and send the session's configuration.
+
+        User code elsewhere may kill a worker on the way; then the next worker is tried. Raises
+        Unavailable after ATTEMPTS workers, and the errors of ``ready_worker``.
+        """
+        for attempt in range(ATTEMPTS):
+            worker = None
+            try:
+                worker = await self._host.take_worker(self.limits)
+                await self._configure(worker)
+            except BaseException as error:
+                if worker is not None:
+                    self._close_soon(worker)
+                if not isinstance(error, WorkerLost):
+                    raise
+                log.warning(
+                    "a worker ended before it was ready",
+                    extra={"session": self.id, "attempt": attempt, "reason": str(error)},
+                )
+            else:
+                return worker
+        raise Unavailable(
+            "workers end before they are ready; read the log of execd, and repeat the request"
+        )
+
+    async def _configure(self, worker: SessionWorker) -> None:
+        """Send the configuration. Raises InvalidArgument if the cwd cannot be entered,
+        WorkerLost."""
+        frame = await configuration(worker, self._context, self.cwd, self.own_environment)
+        if self.cwd is None:
+            await self._context.ensure_base_dir()
+        try:
+            answer = await worker.request(frame, CONFIGURE_SECONDS)
+        except frames.FrameError:
+            # An environment alone fits: the check of ``env`` bounds its characters.
+            raise worker_messages.too_long("env" if self.cwd is None else "cwd") from None
+        if not isinstance(answer, worker_messages.Configured):
+            refusal = "cwd, limits: refused by the worker"
+            message = answer.message if isinstance(answer, worker_messages.Failed) else refusal
+            raise InvalidArgument(message, field="cwd" if message.startswith("cwd") else "limits")
 
     def _refuse_deleted(self) -> None:
         if self.is_deleted:

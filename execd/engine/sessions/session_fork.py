@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from execd.engine.executions.context import EngineContext
-    from execd.engine.sessions.link_turns import LinkTurns
+    from execd.engine.sessions.link import LinkTurns
     from execd.engine.sessions.session import Session
     from execd.proc.client import WardenClient
 

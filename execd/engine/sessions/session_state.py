@@ -51,43 +51,16 @@ class IllegalSessionEvent(Exception):
 
 
 _STARTING, _IDLE, _BUSY, _WAITING, _DEAD = SessionState
-# Total: each state has each event. None: the event is illegal.
-TABLE: dict[SessionState, dict[SessionEvent, SessionState | None]] = {
-    _STARTING: {
-        SessionEvent.START: None,
-        SessionEvent.READY: _IDLE,
-        SessionEvent.BEGIN: None,
-        SessionEvent.REQUEST: None,
-        SessionEvent.END: None,
-        SessionEvent.ASK: None,
-        SessionEvent.RESUME: None,
-        SessionEvent.LOST: _DEAD,
-    },
+# A pair that is missing is a mistake of the daemon.
+TABLE: dict[SessionState, dict[SessionEvent, SessionState]] = {
+    _STARTING: {SessionEvent.READY: _IDLE, SessionEvent.LOST: _DEAD},
     _IDLE: {
-        SessionEvent.START: None,
-        SessionEvent.READY: None,
         SessionEvent.BEGIN: _BUSY,
         SessionEvent.REQUEST: _BUSY,
-        SessionEvent.END: None,
-        SessionEvent.ASK: None,
-        SessionEvent.RESUME: None,
         SessionEvent.LOST: _DEAD,
     },
-    _BUSY: {
-        SessionEvent.START: None,
-        SessionEvent.READY: None,
-        SessionEvent.BEGIN: None,
-        SessionEvent.REQUEST: None,
-        SessionEvent.END: _IDLE,
-        SessionEvent.ASK: _WAITING,
-        SessionEvent.RESUME: None,
-        SessionEvent.LOST: _DEAD,
-    },
+    _BUSY: {SessionEvent.END: _IDLE, SessionEvent.ASK: _WAITING, SessionEvent.LOST: _DEAD},
     _WAITING: {
-        SessionEvent.START: None,
-        SessionEvent.READY: None,
-        SessionEvent.BEGIN: None,
-        SessionEvent.REQUEST: None,
         SessionEvent.END: _IDLE,
         SessionEvent.ASK: _WAITING,  # a thread of user code may ask too: the newest question counts
         SessionEvent.RESUME: _BUSY,
@@ -96,8 +69,6 @@ TABLE: dict[SessionState, dict[SessionEvent, SessionState | None]] = {
     _DEAD: {
         SessionEvent.START: _STARTING,
         SessionEvent.READY: _DEAD,  # the worker ended between START and READY
-        SessionEvent.BEGIN: None,
-        SessionEvent.REQUEST: None,
         SessionEvent.END: _DEAD,  # the worker ended during the cell
         SessionEvent.ASK: _DEAD,  # the last frames of an ended worker
         SessionEvent.RESUME: _DEAD,  # the worker ended during the question
@@ -126,7 +97,7 @@ class SessionLife:
 
     def apply(self, event: SessionEvent) -> None:
         """Go to the next state. Raises IllegalSessionEvent."""
-        following = TABLE[self.state][event]
+        following = TABLE[self.state].get(event)
         if following is None:
             raise IllegalSessionEvent(f"{event} while {self.state}")
         if event is SessionEvent.START:

@@ -39,10 +39,10 @@ from execd.proc.messages import Adopt, Exited
 from execd.proc.rlimits import rlimits
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from execd.engine.executions.context import EngineContext
-    from execd.engine.sessions.link_turns import LinkTurns
+    from execd.engine.sessions.link import LinkTurns
     from execd.model import Limits, Stream
     from execd.proc.child import Child, Lost
     from execd.proc.client import WardenClient
@@ -130,7 +130,7 @@ class SessionWorker:
         """The worker's ends: protocol socket, stdout, stderr, greeting socket."""
         self._link = Link(
             ours,
-            worker_messages.WorkerDecoder(),
+            worker_messages.decode,
             turns,
             self._on_message,
             self.kill,
@@ -469,3 +469,16 @@ def open_worker(limits: Limits, turns: LinkTurns, context: EngineContext) -> Ses
             f"no descriptors for another session: {error.strerror}; delete sessions, or repeat the "
             "request later"
         ) from error
+
+
+async def configuration(
+    worker: SessionWorker, context: EngineContext, cwd: str | None, environment: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the frame with the configuration. ``cwd`` None: the base dir."""
+    env, _ = await context.build_environment(worker.marker_id, environment)
+    return {
+        "type": "configure",
+        "cwd": cwd or context.config.base_dir,
+        "env": env,
+        "limits": lasting_rlimits(worker.limits, in_namespace=context.warden.has_namespace),
+    }

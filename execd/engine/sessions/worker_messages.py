@@ -142,24 +142,3 @@ def too_long(field: str) -> InvalidArgument:
         "as JSON, does not fit",
         field=field,
     )
-
-
-class WorkerDecoder:
-    """Decode the messages of one worker from a stream of bytes. Unusable after a FrameError."""
-
-    def __init__(self) -> None:
-        self._splitter = frames.Splitter()
-
-    @property
-    def missing_bytes(self) -> int:
-        """See ``frames.Splitter``."""
-        return self._splitter.missing_bytes
-
-    @property
-    def held_bytes(self) -> int:
-        """See ``frames.Splitter``."""
-        return self._splitter.held_bytes
-
-    def feed(self, data: bytes | memoryview) -> list[Claim]:
-        """Return the complete messages. Raises FrameError."""
-        return [decode(payload) for payload in self._splitter.feed(data)]

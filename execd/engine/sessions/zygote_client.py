@@ -31,8 +31,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from execd.engine.executions.limits import own_limits
-from execd.engine.sessions.session_worker import SessionWorker, WorkerLost, open_worker
-from execd.engine.sessions.worker_setup import configuration
+from execd.engine.sessions.session_worker import (
+    SessionWorker,
+    WorkerLost,
+    configuration,
+    open_worker,
+)
 from execd.engine.sessions.zygote_process import InterpreterRefused, ZygoteLost, ZygoteProcess
 from execd.errors import ExecdError, NotSupported, ResourceExhausted, Unavailable
 from execd.proc.client import SpawnError, WardenLost
@@ -40,7 +44,7 @@ from execd.proc.client import SpawnError, WardenLost
 if TYPE_CHECKING:
     from execd.engine.executions.context import EngineContext
     from execd.engine.sessions.interpreter_refusal import Footprint, Refusal
-    from execd.engine.sessions.link_turns import LinkTurns
+    from execd.engine.sessions.link import LinkTurns
     from execd.model import Limits
 
 log = logging.getLogger(__name__)
@@ -84,7 +88,6 @@ class Zygote:
         self._is_decided = asyncio.Event()
         """Set: a zygote is ready, or the interpreter is refused."""
         self._process: ZygoteProcess | None = None
-        self._is_up = asyncio.Event()
         self._keeping: asyncio.Task[None] | None = None
         self._filling: asyncio.Task[None] | None = None
         self._pool: list[SessionWorker] = []
@@ -104,7 +107,7 @@ class Zygote:
     @property
     def is_up(self) -> bool:
         """Whether a zygote is ready to fork."""
-        return self._is_up.is_set()
+        return self._process is not None
 
     @property
     def n_pooled(self) -> int:
@@ -273,14 +276,12 @@ class Zygote:
                     )
                     assert self._process is None, "two zygotes"
                     self._process = process
-                    self._is_up.set()
                     self._is_decided.set()
                     self._pool_wanted.set()
                     await process.lost.wait()
                     self.trouble = "it has just ended, and another one is starting"
                     self.restarts += 1
             finally:
-                self._is_up.clear()
                 self._process = None
                 if self.refusal is None:
                     self._is_decided.clear()
@@ -304,7 +305,6 @@ class Zygote:
         while True:
             await self._pool_wanted.wait()
             self._pool_wanted.clear()
-            await self._is_up.wait()
             try:
                 await self._fill_pool_once()
             except Exception:

@@ -3,24 +3,31 @@
 The start has two bounds. An interpreter that does not begin to run the zygote's program within
 BEGIN_SECONDS is said to hang; the start goes on, because a slow disk looks the same. After
 START_SECONDS the start has failed.
+
+The interpreter is the user's, and must find the user's modules as if execd were absent. The program
+loads ``execd.kernel`` by path under the usual name, and the zygote removes the name again. So
+``import execd`` in a cell finds the user's package of that name, or fails.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import signal
 import socket
+import sys
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
+from execd import kernel
 from execd.engine.executions.environment import MARKER
 from execd.engine.executions.limits import own_limits
 from execd.engine.output.pump import Pump
-from execd.engine.sessions import interpreter_refusal, zygote_command
+from execd.engine.sessions import interpreter_refusal
 from execd.engine.sessions.interpreter_refusal import Footprint, Refusal
-from execd.engine.sessions.link import Link
+from execd.engine.sessions.link import Link, LinkTurns
 from execd.engine.sessions.session_worker import lasting_rlimits
 from execd.kernel import frames
 from execd.proc.child import Lost
@@ -29,10 +36,9 @@ from execd.proc.messages import NULL_DEVICE, Spawn
 from execd.proc.program_block import pack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from execd.engine.executions.context import EngineContext
-    from execd.engine.sessions.link_turns import LinkTurns
     from execd.engine.sessions.session_worker import SessionWorker
     from execd.proc.child import Child
 
@@ -49,6 +55,74 @@ END_SECONDS = 5.0
 STDERR_TAIL_BYTES = 4096
 # More output than that of a Python that warns about each import.
 MAX_START_OUTPUT_BYTES = 1024 * 1024
+
+
+# Python 2.7 can run this text up to the exit, too: the frame "began" tells the daemon the version.
+# Before the first import: '' in sys.path is the working directory, and a user's file there could
+# take the place of a module of the standard library.
+_PROGRAM = """\
+import sys
+sys.path[:] = [path for path in sys.path if path]
+import json, os, struct, types
+began = json.dumps(
+    {"type": "began", "version": list(sys.version_info[:3]), "folders": sys.path}
+).encode()
+os.write(3, struct.pack(">I", len(began)) + began)
+if sys.version_info < (3, 9):
+    sys.exit()
+for name, path in ("execd", []), ("execd.kernel", [sys.argv[1]]):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = path
+from execd.kernel import zygote
+zygote.main(*json.loads(sys.argv[2]))
+"""
+
+# Variables forbidden for the zygote: the zygote loads the interpreter's own modules only. A worker
+# gets the session's variables when the worker is configured.
+_LEFT_OUT = {
+    "PYTHONPATH",
+    "PYTHONSTARTUP",
+    "PYTHONINSPECT",
+    "PYTHONUSERBASE",
+    "PYTHONNOUSERSITE",
+    "PYTHONSAFEPATH",
+    "MPLBACKEND",
+}
+
+IPYTHON_FOLDERS = os.path.join(sys.prefix, "share", "execd", "ipython")
+"""For interpreters without IPython: a folder for each range of Python versions, made by
+``image/make-ipython``. A plain ``pip install`` of execd makes none."""
+
+HUGE_PAGES = "glibc.malloc.hugetlb=1"
+"""Put large blocks of malloc into transparent huge pages (glibc 2.35, MADV_HUGEPAGE), as numpy does
+with arrays. For the reason see ``kernel.double_fork``. C libraries except glibc ignore this."""
+
+
+def zygote_argv(python: str, preload: Sequence[str] = ()) -> list[str]:
+    """Return the zygote's command line. Descriptor 3 is the control channel.
+
+    ``python``: path of the user's interpreter. ``preload``: names of modules to import before the
+    first fork. An interpreter without IPython gets the IPython of a folder in IPYTHON_FOLDERS.
+    """
+    return [
+        python,
+        "-c",
+        _PROGRAM,
+        kernel.__path__[0],
+        json.dumps([IPYTHON_FOLDERS, list(preload)]),
+    ]
+
+
+def zygote_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the zygote's environment, made from ``env``, the environment of a session.
+
+    Variables that could load user code are left out, because all sessions are forked from this
+    interpreter. Programs of sessions do not inherit the zygote's environment; a worker has the
+    environment of the configuration.
+    """
+    kept = {name: value for name, value in env.items() if name not in _LEFT_OUT}
+    tunables = ":".join(filter(None, (env.get("GLIBC_TUNABLES"), HUGE_PAGES)))
+    return {**kept, "PYTHONUSERBASE": "/nonexistent", "GLIBC_TUNABLES": tunables}
 
 
 class ZygoteLost(Exception):
@@ -81,7 +155,11 @@ class ZygoteProcess:
         self._next_id = 1
         ours, self._child_end = socket.socketpair()
         self._link = Link(
-            ours, frames.FrameDecoder(frames.FROM_ZYGOTE), turns, self._on_frame, self._on_lost
+            ours,
+            frames.FrameDecoder(frames.FROM_ZYGOTE).decode,
+            turns,
+            self._on_frame,
+            self._on_lost,
         )
         read_end, self._stderr_fd = os.pipe2(os.O_CLOEXEC)
         self._pump = Pump(read_end, self._keep_stderr)
@@ -107,8 +185,8 @@ class ZygoteProcess:
         request = Spawn(
             tag=context.warden.new_tag(),
             program=pack(
-                zygote_command.argv(self._python, context.config.preload),
-                zygote_command.environment(env),
+                zygote_argv(self._python, context.config.preload),
+                zygote_environment(env),
                 context.config.base_dir,
             ),
             stdio=[NULL_DEVICE, 1, 1, 0],

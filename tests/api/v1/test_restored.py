@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest_asyncio
 
-from execd.engine.restore_detector import Readings
+from execd.engine.restores import Readings
 from tests.api.conftest import JSON, request_bytes, wait_until
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from aiohttp import web
 
 from execd.api.wire.http_server import LATE_SECONDS, READING_SECONDS, HttpServer
 from execd.engine.metrics.counters import Counters
-from execd.engine.restore_detector import Readings
-from execd.engine.restores import Restores
+from execd.engine.restores import Readings, Restores
 from execd.model import ExitReason
 from tests.api.conftest import JSON, LIMITS, request_bytes, wait_until
 from tests.api.v1.test_executions import open_gate

@@ -24,6 +24,7 @@ class FakeVolume:
     found_bytes, limit_bytes, used_bytes = 60, 64, 1000
 
     def __init__(self) -> None:
+        self.policy = self
         self.n_looks = self.n_walks = 0
         self.is_over = self.is_unsolved = self.is_due = False
         self.trouble: Exception | None = None

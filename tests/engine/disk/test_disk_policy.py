@@ -7,9 +7,9 @@ from execd.engine.disk.disk_policy import (
     Candidate,
     DiskPolicy,
     FileSystem,
-    Walked,
     reserve_bytes,
 )
+from execd.files.disk_usage import DiskUsage
 
 MIB = 1 << 20
 LIMIT = 800 * MIB
@@ -46,9 +46,10 @@ class Disk:
         self.policy.record_walk(
             self.now,
             self.file_system,
-            Walked(
+            DiskUsage(
                 self.used_bytes - self.unreadable_bytes,
                 1 if self.unreadable_bytes else 0,
+                0,
                 busy_seconds,
             ),
         )
@@ -350,7 +351,7 @@ def test_bytes_that_are_written_during_a_walk_count_once(
     before = disk.file_system
     disk.used_bytes = 500 * MIB
     disk.look()
-    disk.policy.record_walk(disk.now, before, Walked(found_mib * MIB, 0, 3.0))
+    disk.policy.record_walk(disk.now, before, DiskUsage(found_mib * MIB, 0, 0, 3.0))
     assert disk.policy.estimated_bytes == (estimated_mib + 100) * MIB
 
 

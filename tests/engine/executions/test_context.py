@@ -28,26 +28,8 @@ class FakeStore:
 def test_a_log_has_the_size_asked_for_or_else_that_of_the_settings(
     tmp_path: Path, asked_bytes: int | None, log_bytes: int
 ) -> None:
-    store, unused = FakeStore(), cast("Any", None)
-    context = EngineContext(
-        config=make_config(tmp_path, log_bytes=1000),
-        loop=unused,
-        warden=unused,
-        identity=unused,
-        python="",
-        store=cast("Any", store),
-        environment=unused,
-        direct_exec=unused,
-        held_pipes=unused,
-        default_shell=unused,
-        temporary_dir="",
-        ensure_base_dir=unused,
-        ensure_temporary_dir=unused,
-        counters=unused,
-        on_run=unused,
-        look_for_restore=unused,
-        settle_restore=unused,
-    )
+    store, context = FakeStore(), EngineContext()
+    context.config, context.store = make_config(tmp_path, log_bytes=1000), cast("Any", store)
     log = context.make_log("x", Limits(log_bytes=asked_bytes))
     log.streams["stderr"].restore(None)
     assert store.spools == [("x.stderr", log_bytes)]

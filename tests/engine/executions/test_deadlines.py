@@ -146,28 +146,12 @@ class StubbornRunner:
 async def test_answer_to_a_timeout_is_due_in_time_whatever_the_program_does(
     tmp_path: Path, clock: Clock, limits: dict[str, float], reason: ExitReason
 ) -> None:
-    runner, unused = StubbornRunner(clock), cast("Any", None)
-    context = EngineContext(
-        config=make_config(tmp_path),
-        loop=cast("Any", clock),
-        warden=unused,
-        identity=unused,
-        python="",
-        store=unused,
-        environment=unused,
-        direct_exec=unused,
-        held_pipes=unused,
-        default_shell=unused,
-        temporary_dir="",
-        ensure_base_dir=unused,
-        ensure_temporary_dir=unused,
-        counters=unused,
-        on_run=lambda: None,
-        look_for_restore=lambda: False,
-        settle_restore=lambda: 0.0,
-    )
+    runner, context = cast("Any", StubbornRunner(clock)), EngineContext()
+    context.config, context.loop = make_config(tmp_path), cast("Any", clock)
+    context.on_run, context.look_for_restore = lambda: None, lambda: False
+    context.settle_restore = lambda: 0.0
     running = Execution(
-        Registration("x"), shell_command("true", **limits), context, unused, cast("Any", runner)
+        Registration("x"), shell_command("true", **limits), context, cast("Any", None), runner
     )
     running.requested()
     running.started()

@@ -323,8 +323,7 @@ async def test_a_wait_in_the_queue_is_longer_by_the_time_that_the_sandbox_was_fr
                 waiting.postpone(frozen_seconds.pop())
             return 0.0
 
-        context = waiting._context._replace(settle_restore=settle_restore)
-        monkeypatch.setattr(waiting, "_context", context)
+        monkeypatch.setattr(waiting._context, "settle_restore", settle_restore)
         begun = time.monotonic()
         with pytest.raises(ResourceExhausted):
             await waiting.wait()

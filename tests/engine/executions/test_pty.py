@@ -1,5 +1,5 @@
-"""Terminals with real programs, in both shapes. gVisor leaves out parts of a terminal (see pty.py).
-The session's signals make up for the missing parts."""
+"""Terminals with real programs, in both shapes. gVisor leaves out parts of a terminal (see
+stdio.py). The session's signals make up for the missing parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from execd.engine.executions import exit_status, pty
+from execd.engine.executions import exit_status, stdio
 from execd.engine.executions.exit_status import Exit
 from execd.engine.executions.submission import Submission
 from execd.model import TerminalSize
@@ -77,7 +77,7 @@ def screens() -> Iterator[list[Screen]]:
 async def on_terminal(
     client: WardenClient, screens: list[Screen], *argv: str, cols: int = 80, rows: int = 24
 ) -> tuple[Child, Screen]:
-    terminal = pty.open_terminal(cols, rows)
+    terminal = stdio.open_terminal(cols, rows)
     screen = Screen(terminal.master)
     screens.append(screen)
     marker = f"EXECD_EXECUTION_ID={new_token()}"
@@ -156,7 +156,7 @@ async def test_a_resize_and_its_signal_reach_the_whole_session(
     await wait_until_async(
         lambda: screen.shows("watching") and screen.text.count("watching") == 2, 20
     )
-    pty.set_size(screen.master, 100, 30)
+    stdio.set_size(screen.master, 100, 30)
     child.signal(signal.SIGWINCH, scope="session")
     await screen.wait_for("size 100x30 of foreground")
     await screen.wait_for("size 100x30 of background")
@@ -169,7 +169,7 @@ async def test_a_burst_of_resizes_ends_with_the_last_size(
     child, screen = await on_terminal(client, screens, *python(WATCHER, "alone"))
     await screen.wait_for("watching")
     for cols in range(40, 240):
-        pty.set_size(screen.master, cols, 30)
+        stdio.set_size(screen.master, cols, 30)
         child.signal(signal.SIGWINCH, scope="session")
     await screen.wait_for("size 239x30 of alone")
     await end(child)
@@ -196,7 +196,7 @@ async def test_end_of_file_typed_ends_a_reader(client: WardenClient, screens: li
     child, screen = await on_terminal(client, screens, "/bin/cat")
     screen.type("grüße\r")
     await screen.wait_for("grüße\r\ngrüße\r\n")
-    os.write(screen.master, pty.END_OF_FILE)
+    os.write(screen.master, stdio.END_OF_FILE)
     assert await ended(child) == Exit(0, None)
 
 
@@ -268,7 +268,7 @@ async def test_a_program_gets_one_signal_for_each_resize_and_one_for_the_hang_up
 
 def test_a_terminal_has_the_size_in_characters_and_none_in_pixels() -> None:
     """A program that draws pictures takes any number of pixels for the truth."""
-    terminal = pty.open_terminal(100, 30)
+    terminal = stdio.open_terminal(100, 30)
     try:
         size = fcntl.ioctl(terminal.slave, termios.TIOCGWINSZ, bytes(8))
         assert struct.unpack("HHHH", size) == (30, 100, 0, 0)
@@ -363,5 +363,5 @@ def test_the_end_of_input_is_typed_twice_in_the_middle_of_a_line_only(
     text: bytes, keys: bytes
 ) -> None:
     """A second end of file behind a whole line would end the input of the next reader."""
-    assert pty.typed(text, ends=True) == keys
-    assert pty.typed(text, ends=False) == text
+    assert stdio.typed(text, ends=True) == keys
+    assert stdio.typed(text, ends=False) == text

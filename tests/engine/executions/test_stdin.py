@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from execd.engine.executions.stdin import Stdin
+from execd.engine.executions.stdio import Stdin
 from tests.waiting import wait_until_async
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from execd.engine.output.follow import (
 )
 from execd.engine.output.head_tail import MAX_CHARACTER_BYTES
 from execd.engine.output.log import OutputLog, StreamLog
-from execd.engine.store import spool as spool_module
+from execd.engine.store import state_dir as state_dir_module
 from execd.engine.store.state_dir import StateDir
 from execd.errors import Gone, InvalidArgument
 from execd.model import STREAMS
@@ -53,7 +53,7 @@ NEARLY_UTF8 = st.lists(
 def busy_disk() -> Iterator[None]:
     """A busy disk is not a broken disk here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spool_module, "DISK_SECONDS", 3600.0)
+        patch.setattr(state_dir_module, "DISK_SECONDS", 3600.0)
         yield
 
 

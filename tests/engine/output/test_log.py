@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from execd.engine.output.event_index import EventIndex, Kind
 from execd.engine.output.head_tail import incomplete_tail_bytes
 from execd.engine.output.log import MAX_EVENTS, OutputLog, StreamLog
-from execd.engine.store import spool as spool_module
+from execd.engine.store import state_dir as state_dir_module
 from execd.engine.store.state_dir import SPOOL_THREADS, StateDir
 from tests.waiting import wait_until_async
 
@@ -27,7 +27,7 @@ KIB = 1024
 def patience() -> Iterator[None]:
     """A busy disk is not a broken disk here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spool_module, "DISK_SECONDS", 3600.0)
+        patch.setattr(state_dir_module, "DISK_SECONDS", 3600.0)
         yield
 
 

@@ -13,8 +13,15 @@ import pytest
 
 from execd.engine.in_flight import InFlight
 from execd.engine.sessions import link
-from execd.engine.sessions.link import IGNORED_BYTES, IGNORED_FRAMES, SMALL_READ_BYTES, Link
-from execd.engine.sessions.link_turns import FRAME_BYTES, LOOP_SHARE, LinkTurns
+from execd.engine.sessions.link import (
+    FRAME_BYTES,
+    IGNORED_BYTES,
+    IGNORED_FRAMES,
+    LOOP_SHARE,
+    SMALL_READ_BYTES,
+    Link,
+    LinkTurns,
+)
 from execd.kernel import frames
 from tests.kernel.worker_frames import FROM_WORKER
 from tests.waiting import wait_until_async
@@ -31,9 +38,9 @@ class Conversation:
         self.losses = 0
         self.changes = True
         """Whether a received frame changes anything."""
-        decoder = frames.FrameDecoder(FROM_WORKER)
+        decode = frames.FrameDecoder(FROM_WORKER).decode
         self.link = Link(
-            ours, decoder, LinkTurns((budget or InFlight()).lease), self._on_frame, self._on_lost
+            ours, decode, LinkTurns((budget or InFlight()).lease), self._on_frame, self._on_lost
         )
 
     def _on_frame(self, frame: dict[str, Any], size_bytes: int) -> bool:
@@ -266,7 +273,7 @@ async def test_unfinished_frames_share_one_budget_and_small_frames_pass() -> Non
         third.peer.sendall(frames.encode(DONE))
         await wait_until_async(lambda: len(third.heard) == 1)
         first.link.close()
-        await wait_until_async(lambda: second.link._decoder.held_bytes > 150_000)
+        await wait_until_async(lambda: second.link._splitter.held_bytes > 150_000)
         assert second.losses == 0
     assert budget.held_bytes == 0
 
@@ -287,7 +294,7 @@ async def test_peer_that_went_on_in_the_middle_of_a_frame_has_the_whole_silence_
     monkeypatch.setattr(link, "SILENCE_SECONDS", 20.0)
     with ended(Conversation()) as conversation:
         await asyncio.to_thread(conversation.peer.sendall, unfinished(100_000))
-        await wait_until_async(lambda: conversation.link._decoder.held_bytes)
+        await wait_until_async(lambda: conversation.link._splitter.held_bytes)
         # The timer of an earlier byte is over before the silence is.
         conversation.link._received_at = asyncio.get_running_loop().time() - 19.5
         conversation.link._check_silence()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from execd.engine.in_flight import InFlight
-from execd.engine.sessions.link_turns import LINK_SHARE, LOOP_SHARE, LinkTurns
+from execd.engine.sessions.link import LINK_SHARE, LOOP_SHARE, LinkTurns
 
 SHARES = LOOP_SHARE // LINK_SHARE
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from execd.engine.executions.submission import CellOptions, Submission
+from execd.engine.sessions.session import Session
+from execd.engine.sessions.session_log import LogBudget
 from execd.engine.store.journal import JournalState, SessionDeleted, SessionRecorded, decode
-from execd.model import ExitReason
+from execd.errors import InvalidArgument
+from execd.kernel import frames
+from execd.model import ExitReason, Limits
 from tests.engine.conftest import sh
 from tests.engine.sessions.test_manager import begin, code_command, run, sessions_in
 from tests.waiting import wait_until_async
@@ -68,3 +73,33 @@ async def test_a_command_in_a_session_begins_at_the_directory_of_the_session(
         session = await engine.sessions.create(cwd=str(tmp_path / "base/s"))
         outcome = await sh(engine, "pwd", cwd=cwd, session_id=session.id)
         assert outcome.text == os.path.join(tmp_path, "base", expected)
+
+
+class RefusingWorker:
+    marker_id = "s"
+    limits = Limits()
+
+    async def request(self, frame: dict[str, Any], _: float) -> None:
+        raise frames.FrameError("too long")
+
+
+class Context:
+    config = SimpleNamespace(base_dir="/base")
+    warden = SimpleNamespace(has_namespace=True)
+
+    async def ensure_base_dir(self) -> None:
+        pass
+
+    async def build_environment(self, *_: object) -> tuple[dict[str, str], None]:
+        return {}, None
+
+
+@pytest.mark.parametrize(("cwd", "field"), [(None, "env"), ("/long", "cwd")])
+async def test_a_configuration_over_the_size_of_a_frame_is_blamed_on_what_the_caller_gave(
+    cwd: str | None, field: str
+) -> None:
+    context, host = cast("Any", Context()), cast("Any", SimpleNamespace(log_budget=LogBudget()))
+    session = Session("s", context, host, cwd=cwd, env={}, limits=Limits())
+    with pytest.raises(InvalidArgument) as refused:
+        await session._configure(cast("Any", RefusingWorker()))
+    assert refused.value.details["field"] == field

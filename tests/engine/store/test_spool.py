@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from execd.engine.store import spool as spool_module
+from execd.engine.store import state_dir as state_dir_module
 from execd.engine.store.state_dir import SPOOL_THREADS, StateDir
 from tests.engine.store.conftest import LINKS, close, on_small_disk
 from tests.waiting import wait_until_async
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """See ``hold_up``. The end of the test lets the disk answer."""
-    monkeypatch.setattr(spool_module, "DISK_SECONDS", 3600.0)
+    monkeypatch.setattr(state_dir_module, "DISK_SECONDS", 3600.0)
     answers = threading.Event()
     yield answers
     answers.set()
@@ -194,7 +194,7 @@ async def test_a_file_that_is_made_while_the_log_is_removed_is_unlinked(
             assert is_removed.wait(10)
         return open_(*arguments, **options)
 
-    monkeypatch.setattr("execd.engine.store.spool.os.open", open_late)
+    monkeypatch.setattr("execd.engine.store.state_dir.os.open", open_late)
     writing = asyncio.ensure_future(spool.write(b"abc"))
     await wait_until_async(is_at_the_disk.is_set)
     spool.remove()

@@ -191,7 +191,7 @@ async def test_a_moved_state_dir_goes_on_being_used_and_its_path_has_links_and_a
             ["bin", "lock"],
             sorted(LINKS),
         )
-        assert state_dir.view().state_dir == str(moved)
+        assert state_dir.folder.view().state_dir == str(moved)
         for folder in (path, moved):
             with pytest.raises(StateDirError, match="in use"):
                 StateDir(str(folder), 1000, LINKS)
@@ -220,7 +220,7 @@ async def test_a_removed_state_dir_open_to_commands_is_not_made_again_until_it_c
         assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
         with pytest.raises(StateDirError, match="in use"):
             StateDir(str(path), 1000, LINKS)
-        assert state_dir.view().state_dir == str(path)
+        assert state_dir.folder.view().state_dir == str(path)
         await state_dir.repair()
         assert journaled(path) == ["a", "b"]
         assert sorted(os.listdir(path)) == ["bin", "journal", "lock", "logs"]
