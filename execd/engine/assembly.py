@@ -19,7 +19,8 @@ from execd.engine.disk.disk_guard import DiskGuard
 from execd.engine.disk.volume import Volume, Volumes
 from execd.engine.executions.command import parse_identity
 from execd.engine.executions.context import EngineContext
-from execd.engine.executions.direct_exec import DefaultShell, DirectExec
+from execd.engine.executions.default_shell import DefaultShell
+from execd.engine.executions.direct_exec import DirectExec
 from execd.engine.executions.environment import (
     PYTHON_NAMES,
     ChildEnvironment,
@@ -32,12 +33,14 @@ from execd.engine.executions.retention import Retention
 from execd.engine.executions.starts import Starts
 from execd.engine.executions.submission import Idempotency
 from execd.engine.files.service import Files, choose_temporary_dir
-from execd.engine.housekeeping import Housekeeper, MemoryNotes
+from execd.engine.housekeeping import Housekeeper
 from execd.engine.in_flight import InFlight
+from execd.engine.memory_notes import MemoryNotes
 from execd.engine.metrics.counters import Counters
 from execd.engine.output.held_pipes import HeldPipes
-from execd.engine.restores import Restores, SpecEnvironment
+from execd.engine.restores import Restores
 from execd.engine.sessions.manager import Sessions
+from execd.engine.spec_environment import SpecEnvironment
 from execd.engine.store.journal import MemoryRecovered
 from execd.engine.store.state_dir import StateDir
 from execd.files.archive.tree import UnpackingLimits

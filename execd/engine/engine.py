@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 import msgspec
 
 from execd.engine.assembly import CONNECTIONS_SHARE, EXECUTIONS_SHARE, Parts
+from execd.engine.capabilities import capabilities
 from execd.engine.executions import command as commands
 from execd.engine.executions import page_cursor, passwd
 from execd.engine.executions.command_run import CommandRunner
 from execd.engine.executions.execution import Execution
 from execd.engine.executions.limits import NO_LIMITS
 from execd.engine.executions.submission import Submission, Submitted
-from execd.engine.figures import UsageMeter, capabilities, read_stats
+from execd.engine.figures import read_stats
 from execd.engine.restores import read_clocks
+from execd.engine.usage_meter import UsageMeter
 from execd.errors import ExecdError, InvalidArgument, NotFound, Unavailable
 from execd.model import ExitReason, State
 

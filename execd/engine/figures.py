@@ -1,6 +1,4 @@
-"""What the daemon says of itself: the figures of the moment, read from the parts of the engine and
-from the kernel; and what the engine found on this kernel, and the protections that hold because of
-that: the body of GET /v1/capabilities. Add a field of capabilities here.
+"""The figures of the daemon, read from the parts of the engine and from the kernel.
 
 Nothing is read between two calls, so the figures cost an idle daemon nothing. A call reads the
 warden's totals and a few files of /proc, none of which waits for a disk or for the warden.
@@ -12,7 +10,7 @@ import contextlib
 import os
 import resource
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from execd import __version__
 from execd.engine.metrics.stats import (
@@ -32,7 +30,6 @@ from execd.model import ExitReason, State
 from execd.proc import kernel_traits
 from execd.proc.memory_meter import open_meter
 from execd.proc.process_tree import read_process
-from execd.proc.root_capabilities import ROOT_CAPABILITIES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,35 +37,6 @@ if TYPE_CHECKING:
     from execd.engine.assembly import Parts
     from execd.proc.process_tree import Process
     from execd.proc.totals_file import Totals
-
-
-class UsageMeter:
-    """Remembers the figures of the last look."""
-
-    def __init__(self) -> None:
-        self._at_seconds = 0.0
-        self._cpu_seconds = 0.0
-        self._percent = 0.0
-
-    def percent(self, at_seconds: float, cpu_seconds: float, cpu_count: float) -> float:
-        """Return the share of all CPUs in use since the last look, from 0 to 100.
-
-        ``at_seconds``: the time of this look, on a clock that began at 0 with the daemon.
-        ``cpu_seconds``: CPU time used up to now. Looks within LEAST_SECONDS get the same answer:
-        CPU time is counted in ticks.
-        """
-        assert cpu_count > 0
-        elapsed_seconds = at_seconds - self._at_seconds
-        if elapsed_seconds < LEAST_SECONDS:
-            return self._percent
-        used_seconds = max(0.0, cpu_seconds - self._cpu_seconds)
-        self._at_seconds, self._cpu_seconds = at_seconds, cpu_seconds
-        self._percent = min(100.0, 100.0 * used_seconds / (elapsed_seconds * cpu_count))
-        return self._percent
-
-
-LEAST_SECONDS = 0.1
-"""Ten ticks of the clock that /proc counts CPU time with."""
 
 
 class MachineFigures(NamedTuple):
@@ -94,55 +62,6 @@ def read_machine(base_dir: str) -> MachineFigures:
         disk_bytes=disk.f_blocks * disk.f_frsize,
         disk_free_bytes=disk.f_bfree * disk.f_frsize,
     )
-
-
-def capabilities(parts: Parts) -> dict[str, Any]:
-    """Return the capabilities as they are now, JSON-ready."""
-    warden, started = parts.warden, parts.warden.started
-    assert started is not None, "asked for after the warden's start"
-    pod_memory = parts.pod_memory
-    has_namespaces = started.shape != "none"
-    uid = parts.identity.uid
-    is_separate_user = uid not in (None, os.geteuid())
-    root_capabilities = [] if is_separate_user else warden.root_capabilities
-    has_walls = has_namespaces and ROOT_CAPABILITIES.issuperset(root_capabilities)
-    return {
-        "instance": {"id": parts.restores.instance_id, "restores": parts.restores.count},
-        "namespaces": has_namespaces,
-        "namespace_shape": started.shape,
-        "namespaces_refused": started.refusal,
-        "uid": os.geteuid(),
-        "run_as_uid": uid,
-        "root_capabilities": root_capabilities,
-        "warden_restarts": warden.restarts,
-        "warden_missed_pings": warden.missed_pings,
-        "sessions": parts.sessions.facts(),
-        "pod_memory": {
-            "guarded": pod_memory.is_guarded,
-            "source": pod_memory.source,
-            "size_bytes": pod_memory.size_bytes or None,
-            "reserve_bytes": pod_memory.reserve_bytes or None,
-        },
-        "disk": {
-            "base_dir": _volume_facts(parts, "base_dir_bytes"),
-            "tmp_dir": _volume_facts(parts, "tmp_dir_bytes"),
-        },
-        "commands": parts.starts.facts(),
-        "protections": {
-            "daemon_invisible": has_walls,
-            "daemon_unkillable": has_walls or is_separate_user,
-            "daemon_environment_unreadable": has_walls or is_separate_user,
-            "state_dir_unreadable": has_walls or is_separate_user,
-            "nothing_survives_the_warden": has_namespaces,
-        },
-    }
-
-
-def _volume_facts(parts: Parts, setting: str) -> dict[str, Any]:
-    for volume in parts.volumes:
-        if volume.setting == setting:
-            return {"guarded": True, **volume.facts()}
-    return {"guarded": False, "limit_bytes": None, "reserve_bytes": None, "used_bytes": None}
 
 
 def read_stats(parts: Parts, *, uptime_seconds: float, is_ready: bool) -> Stats:

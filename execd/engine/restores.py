@@ -20,19 +20,15 @@ import asyncio
 import contextlib
 import functools
 import logging
-import os
 import random
 import secrets
 import time
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from execd.config import ConfigError, environment_name, load
 from execd.proc.checkpoint_file import TELL_SECONDS, CheckpointFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    from execd.config import Config
 
     Subscriber = Callable[["Restore", object], None]
 
@@ -45,9 +41,6 @@ GAP_SECONDS = 2.0
 """Without a look for so long, while looks come each second, the process was held up."""
 SAME_SECONDS = 10.0
 """Reports within this time after a restore speak of the same restore, and of a gap before."""
-SPEC_ENVIRONMENT = "/proc/gvisor/spec_environ"
-FOLLOWED = ("token_sha256", "pod_memory_bytes")
-"""The settings that a restored pod may change."""
 
 Cause = Literal["clock", "file", "report"]
 
@@ -144,57 +137,6 @@ class RestoreDetector:
     def end_gap(self, now: Readings) -> None:
         """Nobody has looked for a while, because nothing ran: no gap."""
         self._looked_at = now.monotonic
-
-
-def parse(variables: bytes) -> dict[str, str]:
-    """Read the variables, each of which ends in a NUL (proc_pid_environ(5))."""
-    pairs = (os.fsdecode(variable).partition("=") for variable in variables.split(b"\0"))
-    return {name: value for name, _, value in pairs if name}
-
-
-class SpecEnvironment:
-    """The settings that a restored pod brings. Remembers the values of the last look.
-
-    A restored process keeps the environment of its start. A gVisor of 2026 shows in this file what
-    the pod's specification says now, as in /proc/self/environ (measured with runsc 20260905). Two
-    settings follow: another pod has other callers, and perhaps another size.
-    """
-
-    def __init__(self, config: Config, path: str = SPEC_ENVIRONMENT) -> None:
-        self._path = path
-        self._settings = {name: getattr(config, name) for name in FOLLOWED}
-        self._known = self._read() or dict.fromkeys(FOLLOWED)
-
-    def changes(self) -> dict[str, object]:
-        """Return the settings that have other values since the last look, by their names.
-
-        A variable that is missing or cannot be used changes nothing: no pod loses its token. Nor
-        does a variable that a flag has overruled.
-        """
-        if (found := self._read()) is None:
-            return {}
-        changes = {
-            name: value
-            for name, value in found.items()
-            if value not in (None, self._known[name])
-            and self._settings[name] in (None, self._known[name])
-        }
-        self._settings |= changes
-        self._known = found
-        return changes
-
-    def _read(self) -> Mapping[str, object] | None:
-        try:
-            with open(self._path, "rb") as file:
-                variables = parse(file.read())
-            names = map(environment_name, FOLLOWED)
-            config = load({}, {name: variables[name] for name in names if name in variables})
-        except OSError:
-            return None  # this kernel has no such file
-        except ConfigError as error:
-            log.error("a setting of the restored pod cannot be used", extra={"error": str(error)})
-            return None
-        return {name: getattr(config, name) for name in FOLLOWED}
 
 
 class Restores:

@@ -68,7 +68,9 @@ class Pod:
         return json.loads(self.daemon.request("GET", path).content)
 
     def used_mib(self, directory: str = ".") -> int:
-        return int(self.run(f"du -sxm {directory}")["stdout"].split()[0])
+        done = self.run(f"du -sxm {directory}")
+        assert done["exit_reason"] == "exited", done
+        return int(done["stdout"].split()[0])
 
 
 @pytest.fixture

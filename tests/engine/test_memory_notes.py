@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from execd.engine import housekeeping
-from execd.engine.housekeeping import MemoryNotes
+from execd.engine.memory_notes import MemoryNotes
 from execd.engine.store.journal import MemoryRecovered, MemoryShortage
 from execd.model import Limits
 from execd.proc.memory_meter import Reading

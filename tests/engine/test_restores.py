@@ -18,7 +18,8 @@ from execd.engine import restores as restores_module
 from execd.engine.engine import Engine
 from execd.engine.executions.command import code_program
 from execd.engine.executions.submission import CellOptions, Submission
-from execd.engine.restores import GAP_SECONDS, Readings, Restore, SpecEnvironment
+from execd.engine.restores import GAP_SECONDS, Readings, Restore
+from execd.engine.spec_environment import SpecEnvironment
 from execd.model import Command, ExitReason, State
 from execd.proc.checkpoint_file import CheckpointFile
 from tests.engine.conftest import make_config, shell_command

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from execd.config import load
-from execd.engine.restores import SpecEnvironment, parse
+from execd.engine.spec_environment import SpecEnvironment, parse
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execd.engine.figures import LEAST_SECONDS, UsageMeter
+from execd.engine.usage_meter import LEAST_SECONDS, UsageMeter
 
 
 def test_share_is_that_since_the_look_before() -> None:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from execd.config import Config
-    from execd.engine.executions.direct_exec import DefaultShell, DirectExec
+    from execd.engine.executions.default_shell import DefaultShell
+    from execd.engine.executions.direct_exec import DirectExec
     from execd.engine.executions.environment import ChildEnvironment
     from execd.engine.metrics.counters import Counters
     from execd.engine.output.held_pipes import HeldPipes

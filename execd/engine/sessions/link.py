@@ -59,7 +59,7 @@ F = TypeVar("F")
 
 # A frame of any size costs as much as so many bytes: to decode a frame and act on the frame took
 # 4 us, about the time of reading 4 KiB from a socket.
-FRAME_BYTES = 4096
+FRAME_COST_BYTES = 4096
 LINK_SHARE = 256 * 1024
 LOOP_SHARE = 4 * LINK_SHARE
 
@@ -304,7 +304,7 @@ class Link(Generic[F]):
                 self._count_ignored(size_bytes)
             if not self._is_open:
                 break
-        return all_bytes + len(found) * FRAME_BYTES
+        return all_bytes + len(found) * FRAME_COST_BYTES
 
     def _count_ignored(self, size_bytes: int) -> None:
         now = self._loop.time()

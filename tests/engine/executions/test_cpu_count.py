@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from execd.engine.executions.starts import available_cpus
+from execd.engine.executions.cpu_count import available_cpus
 
 if TYPE_CHECKING:
     from pathlib import Path

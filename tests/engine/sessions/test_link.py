@@ -14,7 +14,7 @@ import pytest
 from execd.engine.in_flight import InFlight
 from execd.engine.sessions import link
 from execd.engine.sessions.link import (
-    FRAME_BYTES,
+    FRAME_COST_BYTES,
     IGNORED_BYTES,
     IGNORED_FRAMES,
     LOOP_SHARE,
@@ -129,7 +129,9 @@ async def test_tiny_frames_are_read_a_few_at_a_time_and_none_is_lost(
         await asyncio.sleep(0)
         most = max(most, len(conversation.heard) - before)
     await sending
-    assert 0 < most <= 2 * LOOP_SHARE // FRAME_BYTES  # half of them in the callback of the socket
+    assert (
+        0 < most <= 2 * LOOP_SHARE // FRAME_COST_BYTES
+    )  # half of them in the callback of the socket
     assert conversation.losses == 0
 
 
