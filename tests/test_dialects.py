@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,8 +13,9 @@ from execd import dialects
 from execd.config import ConfigError, environment_name
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from typing import NoReturn
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_without_a_dialect_no_entry_point_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,6 +24,15 @@ def test_without_a_dialect_no_entry_point_is_read(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(dialects, "_installed", refuse)
     assert dialects.choose({}, {}) == []
+
+
+def test_execd_knows_the_names_of_all_wings_of_the_repository() -> None:
+    folders = {
+        name: str(project.parent.relative_to(ROOT))
+        for project in ROOT.glob("wings/*/pyproject.toml")
+        for name in tomllib.loads(project.read_text())["project"]["entry-points"][dialects.GROUP]
+    }
+    assert folders == dialects.FOLDERS
 
 
 def test_the_wings_of_the_repository_are_installed_under_the_names_that_execd_knows() -> None:

@@ -1,9 +1,8 @@
 """Bash sessions: a series of commands that share variables, functions and the working directory.
 
 A run is a bash of its own, and a command like any other: a run can be ended, timed out and
-measured, and the death of a run loses nothing of the session. The runs of a session follow each
-other: the state of the second run begins with the end of the first. Until then the second run is an
-execution in the queue, which holds no place, and which the limit of the queue ends.
+measured, and the death of a run loses nothing of the session. A run waits for the run before, in
+the queue and without a place; the limit of waiting in the queue ends the wait.
 
 The script of a run (``session_script``)
 

@@ -57,9 +57,9 @@ class KernelTraits(NamedTuple):
     """A program that ends within this time is reported by one message, Exited, instead of Spawned
     and Exited. Each message costs both sides a wake-up. `true` takes 3 to 6 ms in gVisor."""
     flight_seconds: float
-    """As long as nothing but starts come, a program has this time to end. Nobody waits for the end:
-    further programs start meanwhile. Natively with 0.0015 most of 16 programs at once live too
-    long."""
+    """A program that ends within this time never becomes a job, as long as only starts arrive.
+    Nobody waits for the end: further programs start meanwhile. Natively with 0.0015 most of 16
+    programs at once live too long."""
     look_pause_seconds: float
     """A program in flight that has computed nothing for so long becomes a job; 0: no program does.
     In gVisor a program of a crowd takes long, and each job costs a millisecond. A program that

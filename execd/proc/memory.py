@@ -34,10 +34,10 @@ half. A second tree that grows does not fit, and ends at once. A dying tree may 
 KILL takes effect, and a dead tree shows no RSS while the memory still counts as used: so the growth
 of a dying tree cannot be measured. The growth of the living trees can. A second tree ends only if
 the living trees alone have taken half of the memory that was left, or an innocent tree would end
-for the growth of the dying tree. Whoever ends a tree, and even if the tree ends by itself: the
-memory of a process that has no address space any more and is no zombie yet is on the way back.
-Memory of a removed file is treated like the memory of a dead tree: the recent fall of anonymous
-memory counts as coming back, as far as used memory exceeds anonymous memory by more than before.
+for the growth of the dying tree. However a tree has ended, the memory of a process without an
+address space counts as coming back until the process is a zombie. Memory of a removed file is
+treated like the memory of a dead tree: the recent fall of anonymous memory counts as coming back,
+as far as used memory exceeds anonymous memory by more than before.
 
 In gVisor the pod dies with the last byte, and beside busy programs a scan of a few processes takes
 0.1 to 0.5 s. So the memory that the programs take in that time, at their present pace, counts as

@@ -15,9 +15,9 @@ loop (``spawn_watch``, ``_brake.c``). They touch none of the loop's objects but 
 modules name.
 
 Rules.
-  * Only ``_reap`` waits for children, and before a program is a leader the C of the starts does
-    (``spawner``). A leader may be signaled by number only until ``_reap`` has
-    reaped the leader, since the kernel then reuses the number.
+  * Only ``_reap`` waits for children. Until a program becomes a job, the C of the starts waits for
+    the program (``spawner``). A leader may be signaled by number only until ``_reap`` has reaped
+    the leader, since the kernel then reuses the number.
   * No step takes long: /proc is read in slices, and the loop polls the socket between two slices.
     So a hundred kills of trees at once cannot make a live warden look dead. All jobs share each
     scan. A fork bomb is the exception: see ``fork_bombs``.

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import execd_client
+from execd.api.v1.execution_request import LimitsRequest
+from execd_client import options
 from tests.conformance.target import REPOSITORY
 from tests.sdk.conftest import ENVIRONMENTS
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 CLIENT = REPOSITORY / "clients" / "python"
 PACKAGE = CLIENT / "execd_client"
 PROJECT = tomllib.loads((CLIENT / "pyproject.toml").read_text())
+
+
 USERS_PROGRAM = """
 import asyncio
 
@@ -153,3 +157,8 @@ def test_both_clients_have_the_same_methods_and_docstrings() -> None:
         for name in {name for name in vars(a) if name[0] != "_"}:
             assert getattr(a, name).__doc__ == getattr(b, name).__doc__
         assert {n for n in vars(a) if n[0] != "_"} == {n for n in vars(b) if n[0] != "_"}
+
+
+def test_the_client_has_the_limits_of_requests() -> None:
+    limits = set(LimitsRequest.__struct_fields__)
+    assert set(options.LIMITS) == set(options.Limits.__annotations__) == limits

@@ -1,5 +1,5 @@
 """The routes of /v1/executions that act on a running program: input, signals, the end, the size of
-the terminal, a WebSocket."""
+the terminal."""
 
 from __future__ import annotations
 

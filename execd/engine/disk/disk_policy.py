@@ -21,8 +21,8 @@ The estimate is the last walk's figure and the growth of the file system since t
 figure on, because the end of a neighbour's file would hide growth. A walk beside a fast writer
 counts an unknown part of the bytes that are written meanwhile: the estimate goes on from the figure
 within these bounds that is nearest to the estimate before. Half of the room until the next
-decision, filled by the estimate, leads to a walk, and a walk leads to a decision. Falls of the
-file system's figure may hide growth, so a walk comes also when the sum of all falls could.
+decision, filled by the estimate, leads to a walk, and a walk leads to a decision. Falls of the file
+system's figure may hide growth: when all falls together could hide that much, a walk is due too.
 
 A walk over many files takes seconds, and a writer needs less for the rest of the room. So the looks
 go on during a walk, and where a walk takes that long and the estimate has passed half of the room
@@ -36,9 +36,9 @@ files elsewhere on the file system meanwhile. The sum of all rises would be a bo
 exception, and on a busy node would soon blame a pod for its neighbours.
 
 Uploads are no fault of a program. Room is taken before the write, so a walk may miss bytes that
-have been taken before the walk's end; the next walk then finds the bytes. So what uploads have
-taken explains growth in two walks: in the first that ends after the taking, and, as far as that
-walk has not found the bytes, in the walk after.
+have been taken before the walk's end; the next walk then finds the bytes. So the bytes of uploads
+excuse growth in the next walk that ends, and what that walk has not found excuses growth in the
+walk after.
 
 Guilty is who writes when the bound is crossed: the tree that wrote most from the look before the
 crossing on. A tree that has written nothing since then never ends. If no tree is found guilty, the

@@ -91,10 +91,10 @@ class Remains(Protocol):
 
 
 class Runner(Protocol):
-    """Starts and ends the program of one execution. Created with its turn taken."""
+    """Starts and ends the program of one execution. Created in the queue."""
 
     turn: asyncio.Future[None]
-    """Done when the execution may run. The queue has counted the execution in already."""
+    """Done when the execution may run."""
 
     @property
     def obstacle(self) -> str:

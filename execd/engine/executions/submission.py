@@ -64,7 +64,7 @@ class Submission(msgspec.Struct, frozen=True):
     """A request with the key of an earlier request joins the earlier execution, while the reply of
     that execution is still wanted."""
     after: asyncio.Future[None] | None = None
-    """Done when the command may join the queue; the wait counts as a wait in the queue."""
+    """Done when the command may join the queue. This wait counts against ``queue_seconds``."""
 
     @property
     def is_named(self) -> bool:

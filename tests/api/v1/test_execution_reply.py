@@ -9,7 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from execd.api.v1.execution_reply import outcome_fields, program_fields, rfc3339
+from execd.api.v1.execution_request import LimitsRequest
+from execd.api.v1.execution_types import LimitsReply
 from execd.api.wire.output_text import render
+from execd.engine.executions.limits import LIMIT_NAMES
 from execd.engine.output.log import Excerpt
 from execd.model import ExitReason, Program, Result
 
@@ -104,3 +107,15 @@ def test_character_that_may_yet_be_completed_is_not_shown_as_broken() -> None:
     half = Excerpt("aé".encode()[:2], b"", None)
     assert render(half, ended=False) == ("a", None)
     assert render(half) == ("a\ufffd", None)
+
+
+def test_a_reply_tells_each_limit_of_requests() -> None:
+    asked = set(LimitsRequest.__struct_fields__)
+    assert (
+        set(LimitsReply.__struct_fields__)
+        == asked | {"timeout_seconds"}
+        == {
+            *LIMIT_NAMES,
+            "timeout_seconds",
+        }
+    )
