@@ -6,7 +6,8 @@ counts these bytes. 60 unfinished bodies of 16 MiB made the daemon 900 MiB large
 A holder is refused when the budget is used up. A lone holder is never refused: the limit of its
 request bounds it. The first FREE_BYTES of each holder do not count, so a small request is answered
 whatever the budget's state. The number of connections bounds the uncounted bytes: 4,096 connections
-of 16 KiB are 64 MiB. """
+of 16 KiB are 64 MiB.
+"""
 
 from __future__ import annotations
 

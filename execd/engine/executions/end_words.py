@@ -137,6 +137,9 @@ def _event(
             assert result.term_signal is not None
             return f"{_signal(result.term_signal)} ended the program{_own_kill(command)}"
         case ExitReason.TIMEOUT:
+            if command.total_seconds and result.duration_seconds < command.timeout_seconds:
+                whole = seconds(command.total_seconds)
+                return f"the limit of {whole} for waiting and running together was over"
             return f"the run time limit of {seconds(command.timeout_seconds)} was over"
         case ExitReason.NO_OUTPUT_TIMEOUT:
             assert command.no_output_timeout_seconds is not None

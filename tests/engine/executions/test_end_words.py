@@ -4,6 +4,7 @@ import math
 import signal
 from typing import Any
 
+import msgspec
 import pytest
 
 from execd.engine.executions.end_words import applied_limit, end_fields, end_message, seconds
@@ -40,6 +41,26 @@ def message(
         usage=Usage(user_seconds=cpu_seconds),
     )
     return end_message(result, command, excess, {"stdout": 5, "stderr": 2048})
+
+
+@pytest.mark.parametrize(
+    ("duration_seconds", "told"),
+    [
+        (1.2, "the limit of 3 s for waiting and running together was over"),
+        (3.01, "the run time limit of 3 s was over"),
+    ],
+)
+def test_a_wait_in_the_queue_that_counts_is_told_when_it_shortened_the_run(
+    duration_seconds: float, told: str
+) -> None:
+    result = Result(
+        exit_code=None,
+        term_signal=signal.SIGKILL,
+        exit_reason=ExitReason.TIMEOUT,
+        duration_seconds=duration_seconds,
+    )
+    command = msgspec.structs.replace(COMMAND, timeout_seconds=3.0, total_seconds=3.0)
+    assert end_message(result, command, None, {"stdout": 0, "stderr": 0}) == told
 
 
 @pytest.mark.parametrize("reason", list(ExitReason))
