@@ -145,7 +145,6 @@ class Parts(EngineContext):
         )
         self.on_run = self._note_run
         self.look_for_restore = self.restores.look
-        self.settle_restore = self.restores.settle
         self._make_environment(environment)
         self._open_retention(ends)
         self.idempotency = Idempotency(self.registry, self.retention)

@@ -25,7 +25,7 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from execd.proc.checkpoint_file import TELL_SECONDS, CheckpointFile
+from execd.proc.checkpoint_file import CheckpointFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -86,9 +86,9 @@ class RestoreDetector:
     restore in gVisor it has, and the deadlines have to be put off by the gap.
     """
 
-    def __init__(self, now: Readings, asks_file: Callable[[], bool] | None = None) -> None:
-        """``asks_file``: whether the platform has told of a restore since the last True. None: this
-        platform does not tell."""
+    def __init__(self, now: Readings, asks_file: Callable[[bool], bool] | None = None) -> None:
+        """``asks_file``: whether the platform has told of a restore since the last True. The
+        argument: whether the process was held up. None: this platform does not tell."""
         self._asks_file = asks_file
         self._last = now
         self._looked_at = now.monotonic
@@ -107,17 +107,9 @@ class RestoreDetector:
         if has_gap:
             self._gap_seconds, self._gap_ended_at = gap_seconds, now.monotonic
         restore = self.look_at_clocks(now)
-        if self._asks_file and (has_gap or was_told) and self._asks_file():
-            frozen_seconds = max(gap_seconds, self._recent_gap_seconds(now))
-            self._gap_seconds = 0.0
-            return Restore("file", frozen_seconds)
+        if self._asks_file and (has_gap or was_told) and self._asks_file(has_gap):
+            return Restore("file", gap_seconds)
         return restore
-
-    def word_seconds(self, now: Readings) -> float:
-        """Return how long the platform may still take to tell that the last gap was a restore."""
-        if self._asks_file is None or self._gap_seconds == 0.0:
-            return 0.0
-        return max(0.0, self._gap_ended_at + TELL_SECONDS - now.monotonic)
 
     def look_at_clocks(self, now: Readings) -> Restore | None:
         """Look for a jump alone. The gap until the next ``look`` stays."""
@@ -129,10 +121,8 @@ class RestoreDetector:
     def reported(self, now: Readings) -> Restore:
         """Return the restore that the platform has reported, after a ``look``. The gap may have
         ended before the report: the timer of looks is due first."""
-        return Restore("report", self._recent_gap_seconds(now))
-
-    def _recent_gap_seconds(self, now: Readings) -> float:
-        return self._gap_seconds if now.monotonic - self._gap_ended_at <= SAME_SECONDS else 0.0
+        is_recent = now.monotonic - self._gap_ended_at <= SAME_SECONDS
+        return Restore("report", self._gap_seconds if is_recent else 0.0)
 
     def end_gap(self, now: Readings) -> None:
         """Nobody has looked for a while, because nothing ran: no gap."""
@@ -198,17 +188,7 @@ class Restores:
         ``spared``: the connection that asks, whose caller is there. ``was_told``: the platform has
         just told.
         """
-        restore = self._detector.look(self._clocks(), was_told=was_told)
-        is_file = restore is not None and restore.cause == "file"
-        if is_file and self.last_cause == "report" and self.was_restored_lately:
-            return False  # gVisor tells of the restore that was reported
-        return self._act_on(restore, spared)
-
-    def settle(self) -> float:
-        """Look for a restore, before something irreversible. Return for how many seconds gVisor
-        may still be about to tell of a restore: so long the irreversible waits."""
-        self.look()
-        return self._detector.word_seconds(self._clocks())
+        return self._act_on(self._detector.look(self._clocks(), was_told=was_told), spared)
 
     def look_at_clocks(self, spared: object) -> None:
         """As ``look``, for the clocks alone: cheap enough for each request."""

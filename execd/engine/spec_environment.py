@@ -63,8 +63,11 @@ class SpecEnvironment:
                 variables = parse(file.read())
             names = map(environment_name, FOLLOWED)
             config = load({}, {name: variables[name] for name in names if name in variables})
-        except OSError:
+        except FileNotFoundError:
             return None  # this kernel has no such file
+        except OSError as error:  # for example without a descriptor
+            log.error("the settings of a pod cannot be read", extra={"error": str(error)})
+            return None
         except ConfigError as error:
             log.error("a setting of the restored pod cannot be used", extra={"error": str(error)})
             return None

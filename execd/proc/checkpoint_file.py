@@ -7,7 +7,7 @@ checkpoint and restore; poll(2) waits for the file, and epoll_ctl(2) refuses the
 the event loop cannot watch the file, and a thread does, which costs no wake-up.
 
 gVisor lets the processes go on first, and then tells: a caller that must know whether a pause was a
-restore asks again after TELL_SECONDS. A checkpoint between a reading and the next opening would go
+restore gives the thread TELL_SECONDS. A checkpoint between a reading and the next opening would go
 unnoticed: a few microseconds, or longer while the limit of open files refuses the opening.
 """
 
@@ -59,9 +59,11 @@ class CheckpointFile:
         self._file.close()
         os.close(self._end)
 
-    def was_restored(self) -> bool:
-        """Return whether gVisor has told of a restore since the last True."""
-        if not self._has_told.is_set():
+    def was_restored(self, is_expected: bool) -> bool:
+        """Return whether there was a restore since the last True. ``is_expected``: the process was
+        held up, so wait TELL_SECONDS for the word. The event loop stands still meanwhile: nothing
+        may be judged before the word, and the loop stood still for seconds already."""
+        if not self._has_told.wait(TELL_SECONDS if is_expected else 0.0):
             return False
         self._has_told.clear()
         return True

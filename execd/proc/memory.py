@@ -193,8 +193,9 @@ class MemoryPolicy:
         self._left_at_decision = 0
         self._tree_bytes_at_decision: dict[int, int] = {}
         """RSS of the trees at the last decision, by tag."""
-        self._told_until = 0.0
-        """Until then a shortage belongs to the last one told."""
+        self._has_told = self._is_short = False
+        self._short_at = 0.0
+        """When the reserve was last not whole."""
         self._scanned_at = _UNKNOWN
         self._decided_at = 0.0
         self._scan_after = self._urgent_scan_after = 0.0
@@ -289,9 +290,8 @@ class MemoryPolicy:
                 if account not in end
             ]
             if not candidates:
-                is_unexplained = now >= self._told_until and not end
-                if is_unexplained:
-                    self._told_until = now + EPISODE_SECONDS
+                is_unexplained = not self._has_told and not end
+                self._has_told = self._has_told or is_unexplained
                 return MemoryDecision(end, is_unexplained)
             guilty = max(candidates, key=lambda account: self._attributed_bytes(account, reading))
             end.append(guilty)
@@ -326,11 +326,13 @@ class MemoryPolicy:
         left = self.left_bytes(reading)
         if left >= self.reserve_bytes:
             self.has_been_whole, self._threshold = True, self.reserve_bytes
+            self._is_short = False
         else:
+            if not self._is_short and now >= self._short_at + EPISODE_SECONDS:
+                self._has_told = False
+            self._is_short, self._short_at = True, now
             if now >= self._settled_at:
                 self._threshold = self.reserve_bytes
-            if now < self._told_until:
-                self._told_until = now + EPISODE_SECONDS
         assert self._threshold <= self.reserve_bytes, "a decision only lowers the threshold"
         return left
 

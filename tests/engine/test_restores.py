@@ -315,55 +315,6 @@ async def test_where_a_file_tells_of_restores_nothing_is_guessed(
         assert not engine.restores.look()
 
 
-@pytest.mark.parametrize("is_restore", [True, False])
-async def test_a_caller_that_leaves_before_gvisor_tells_of_a_restore_ends_nothing(
-    tmp_path: Path,
-    sandbox: Sandbox,
-    kernel: TellingKernel,
-    monkeypatch: pytest.MonkeyPatch,
-    is_restore: bool,
-) -> None:
-    """Unless no word comes: then the daemon was only held up."""
-    if is_restore:
-        monkeypatch.setattr("execd.engine.restores.TELL_SECONDS", 20.0)
-    async with running(tmp_path / "engine", sandbox) as engine:
-        execution = await begun(engine, timeout_seconds=50.0)
-        deadline = execution.deadlines.deadline
-        engine.restores._detector._looked_at -= DAY
-        with execution.attach():
-            pass
-        assert execution.cause is None
-        if is_restore:
-            kernel.tell(b"restore\n")
-            await wait_until_async(lambda: engine.restores.count == 1, 20)
-            assert execution.command.detached
-            assert execution.cause is None
-            assert execution.deadlines.deadline - deadline >= DAY
-            execution.end(ExitReason.CANCELED, 0.0)
-        result = await execution.wait()
-        reason = ExitReason.CANCELED if is_restore else ExitReason.CLIENT_DISCONNECTED
-        assert result.exit_reason is reason
-
-
-async def test_a_restore_that_was_reported_before_gvisor_tells_counts_once(
-    tmp_path: Path, sandbox: Sandbox, kernel: TellingKernel
-) -> None:
-    async with running(tmp_path / "engine", sandbox) as engine:
-        assert engine.restores.report(None)
-        told = engine.restores._file
-        assert told is not None
-        answers: list[bool] = []
-
-        def ask() -> bool:
-            answers.append(told.was_restored())
-            return answers[-1]
-
-        engine.restores._detector._asks_file = ask
-        kernel.tell(b"restore\n")
-        await wait_until_async(lambda: answers == [True], 20)
-        assert engine.restores.count == 1
-
-
 async def test_a_restored_pod_of_another_size_is_guarded(
     tmp_path: Path, sandbox: Sandbox, kernel: TellingKernel
 ) -> None:

@@ -52,8 +52,8 @@ def test_each_restore_is_told_once(stage: Stage) -> None:
     for _ in range(3):
         stage.tell(b"restore\n")
         assert stage.called.acquire(timeout=PATIENCE_SECONDS)
-        assert stage.file.was_restored()
-        assert not stage.file.was_restored()
+        assert stage.file.was_restored(False)
+        assert not stage.file.was_restored(False)
 
 
 @pytest.mark.parametrize("word", [b"resume\n", b"error\n"])
@@ -61,7 +61,7 @@ def test_a_checkpoint_is_no_restore(stage: Stage, word: bytes) -> None:
     stage.tell(word)
     stage.tell(b"restore\n")
     assert stage.called.acquire(timeout=PATIENCE_SECONDS)
-    assert stage.file.was_restored()
+    assert stage.file.was_restored(False)
     assert not stage.called.acquire(blocking=False)
 
 
@@ -84,11 +84,11 @@ def test_a_file_that_no_descriptor_is_left_for_is_opened_once_there_is_one(
         stage.tell(b"restore\n")
         for _ in range(3):
             assert refused.acquire(timeout=PATIENCE_SECONDS)
-        assert stage.file.was_restored()
+        assert stage.file.was_restored(False)
     stage.tell(b"restore\n")
     for _ in range(2):
         assert stage.called.acquire(timeout=PATIENCE_SECONDS)
-    assert stage.file.was_restored()
+    assert stage.file.was_restored(False)
     messages = [record.getMessage() for record in caplog.records]
     assert messages == ["cannot hear of restores for now"]
 
@@ -121,6 +121,15 @@ def test_without_room_for_the_end_the_file_is_closed(
     with pytest.raises(OSError, match="Too many open files"):
         CheckpointFile(lambda: None, str(tmp_path / "checkpoint"))
     assert [file.closed for file in opened] == [True]
+
+
+def test_an_expected_word_is_waited_for(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("execd.proc.checkpoint_file.TELL_SECONDS", PATIENCE_SECONDS)
+    timer = threading.Timer(0.2, stage.tell, (b"restore\n",))
+    timer.start()
+    assert not stage.file.was_restored(False)
+    assert stage.file.was_restored(True)
+    timer.join()
 
 
 def test_a_kernel_without_the_file_is_an_error(tmp_path: Path) -> None:

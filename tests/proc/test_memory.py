@@ -321,6 +321,9 @@ def test_shared_memory_that_grew_more_than_any_tree_holds_is_told_once_and_blame
     policy.decide(last + 0.1, reading(500), [tree], 0.001)
     again = last + EPISODE_SECONDS
     assert policy.decide(again, short, [tree], 0.001).is_unexplained, "after it was whole"
+    for pause in range(1, 4):  # nothing samples between two commands
+        later = again + pause * 2 * EPISODE_SECONDS
+        assert not policy.decide(later, short, [tree], 0.001).is_unexplained, "it lasts"
 
 
 def test_memory_of_files_that_were_removed_is_waited_for_too(policy: MemoryPolicy) -> None:

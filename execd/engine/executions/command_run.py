@@ -138,8 +138,9 @@ class CommandRunner:
 
     def resize(self, cols: int, rows: int) -> None:
         child, io = self._program()
-        io.resize(cols, rows)
-        if not kernel_traits.find().signals_terminals:
+        has_changed = io.resize(cols, rows)
+        # Whoever comes back to a terminal of the same size wants a full screen drawn again.
+        if not (has_changed and kernel_traits.find().signals_terminals):
             child.signal(signal.SIGWINCH, scope="session")
 
     def _program(self) -> tuple[Child, ProgramIO]:

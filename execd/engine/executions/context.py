@@ -57,9 +57,6 @@ class EngineContext:
     look_for_restore: Callable[[], bool]
     """Look whether the sandbox was just restored from a checkpoint, and act: deadlines move, and
     programs outlive their callers. Return whether it was."""
-    settle_restore: Callable[[], float]
-    """As ``look_for_restore``, before a limit is judged. Return for how many seconds nothing may be
-    judged yet, because gVisor may still tell of a restore."""
 
     async def build_environment(
         self, execution_id: str, requested: Mapping[str, str]

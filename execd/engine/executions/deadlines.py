@@ -25,11 +25,11 @@ class Deadlines:
     """Owns its timers; ``stop`` ends all of them."""
 
     __slots__ = (
+        "_look_for_restore",
         "_loop",
         "_on_overrun",
         "_overdue",
         "_read_output",
-        "_settle_restore",
         "_timers",
         "answer_at",
         "deadline",
@@ -40,14 +40,14 @@ class Deadlines:
         self,
         on_overrun: Callable[[ExitReason, float], None],
         read_output: Callable[[], object],
-        settle_restore: Callable[[], float],
+        look_for_restore: Callable[[], object],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         """``on_overrun``: called with TIMEOUT or NO_OUTPUT_TIMEOUT and with the time at which the
         limit passed, perhaps long ago (the daemon was stopped, or had no CPU). ``read_output``:
         takes what the program has written by now, before its silence is judged.
-        ``settle_restore``: calls ``postpone`` if the sandbox was frozen, before a limit is judged,
-        and returns for how many seconds no limit may be judged yet."""
+        ``look_for_restore``: calls ``postpone`` if the sandbox was frozen, before a limit is
+        judged."""
         self.deadline = math.inf
         self.answer_at = math.inf
         self.last_output = 0.0
@@ -56,7 +56,7 @@ class Deadlines:
         self._overdue: asyncio.Future[None] | None = self._loop.create_future()
         self._on_overrun: Callable[[ExitReason, float], object] = on_overrun
         self._read_output: Callable[[], object] = read_output
-        self._settle_restore: Callable[[], float] = settle_restore
+        self._look_for_restore: Callable[[], object] = look_for_restore
         self._timers: list[asyncio.TimerHandle] = []
 
     @property
@@ -94,10 +94,9 @@ class Deadlines:
         self.last_output += seconds
 
     def _check_deadline(self) -> None:
-        wait_seconds = 0.0
         if self.deadline <= time.monotonic():
-            wait_seconds = self._settle_restore()
-        seconds_left = max(self.deadline - time.monotonic(), wait_seconds)
+            self._look_for_restore()
+        seconds_left = self.deadline - time.monotonic()
         if seconds_left <= 0:
             self._on_overrun(ExitReason.TIMEOUT, self.deadline)
         else:
@@ -105,11 +104,10 @@ class Deadlines:
 
     def _check_silence(self, limit_seconds: float) -> None:
         """Check when the limit could have passed, rather than at each write."""
-        wait_seconds = 0.0
         if self.last_output + limit_seconds <= time.monotonic():
-            wait_seconds = self._settle_restore()
+            self._look_for_restore()
             self._read_output()
-        seconds_left = max(self.last_output + limit_seconds - time.monotonic(), wait_seconds)
+        seconds_left = self.last_output + limit_seconds - time.monotonic()
         if seconds_left <= 0:
             self._on_overrun(ExitReason.NO_OUTPUT_TIMEOUT, self.last_output + limit_seconds)
         else:
@@ -149,7 +147,7 @@ class Deadlines:
         self._timers = []
         # Both callbacks belong to the owner: without this line owner and clocks would be a circle,
         # which only the garbage collector ends.
-        self._on_overrun = self._read_output = _ignore
+        self._on_overrun = self._read_output = self._look_for_restore = _ignore
 
     def close(self) -> None:
         """The answer is given: keep no future for as long as the execution is remembered."""

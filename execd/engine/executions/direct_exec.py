@@ -170,14 +170,14 @@ class DirectExec:
         """Whether the shell is known. Root in the sandbox may replace the shell at any time."""
         try:
             found = os.stat(self._shell)
+            file = (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
+            if file != self._shell_file:
+                self._layouts.clear()
+                self._seen.clear()
+                name = os.path.basename(os.path.realpath(self._shell))
+                self._is_known, self._shell_file = name in KNOWN_SHELLS, file
         except OSError:
             return False
-        file = (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
-        if file != self._shell_file:
-            self._layouts.clear()
-            self._seen.clear()
-            name = os.path.basename(os.path.realpath(self._shell))
-            self._is_known, self._shell_file = name in KNOWN_SHELLS, file
         return self._is_known
 
     def _layout(self, env: Mapping[str, str]) -> Layout | None:

@@ -179,7 +179,7 @@ class Execution(ExecutionRecord):
         self.readers = Readers(self._abandon)
         self._loop = context.loop
         self.deadlines = Deadlines(
-            self._end_overrun, self._sample, context.settle_restore, self._loop
+            self._end_overrun, self._sample, context.look_for_restore, self._loop
         )
         self.runner = runner
         """None: the execution has ended."""
@@ -220,11 +220,7 @@ class Execution(ExecutionRecord):
         if self.command.detached or self.command.on_disconnect == "detach":
             return
         # A restore calls ``outlive_callers``. A cell that has said "done" ended by itself.
-        if self._context.look_for_restore() or self._sample():
-            return
-        if seconds := self._context.settle_restore():
-            self.readers.ask_again(seconds)
-        else:
+        if not (self._context.look_for_restore() or self._sample()):
             self.end(ExitReason.CLIENT_DISCONNECTED, self._context.config.cancel_grace_seconds)
 
     def postpone(self, seconds: float) -> None:
@@ -549,9 +545,8 @@ class Execution(ExecutionRecord):
 
         def end_wait() -> None:
             nonlocal timer
-            wait_seconds = self._context.settle_restore()
+            self._context.look_for_restore()
             seconds_left = self._arrived + from_arrival_seconds - time.monotonic()
-            seconds_left = max(seconds_left, wait_seconds)
             if turn.done():
                 return
             if seconds_left > 0:

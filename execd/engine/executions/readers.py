@@ -51,13 +51,6 @@ class Readers:
             loop = asyncio.get_running_loop()
             self._reattach = loop.call_later(self.reattach_seconds, self._on_abandoned)
 
-    def ask_again(self, seconds: float) -> None:
-        """Whether the execution is abandoned is asked again after so many seconds, unless a client
-        comes back before. For the callback itself."""
-        assert self._on_abandoned is not None
-        loop = asyncio.get_running_loop()
-        self._reattach = loop.call_later(seconds, self._on_abandoned)
-
     def close(self) -> None:
         """The execution has ended: nobody's leaving means anything any more."""
         if self._reattach is not None:

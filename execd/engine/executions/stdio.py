@@ -5,8 +5,8 @@ client closes them (``descriptors`` is then empty here); ``close`` closes the da
 pumps read from ``start`` on: until the program is known to run, the pipes hold its output.
 
 Reading a terminal ends with EIO once the last slave is closed (pty(7)); the pump takes EIO as end
-of file. In gVisor a resize sends no SIGWINCH and a hang-up no SIGHUP, so the code that resizes or
-closes sends both to the session.
+of file. Where the kernel sends no SIGWINCH and no SIGHUP (``signals_terminals``), the runner of the
+command sends both.
 """
 
 from __future__ import annotations
@@ -71,10 +71,13 @@ def open_terminal(cols: int, rows: int) -> Terminal:
     return Terminal(master, slave)
 
 
-def set_size(master: int, cols: int, rows: int) -> None:
-    """TIOCSWINSZ, ioctl_tty(2). Programs that divide by a size of 0 fail, so 0 is not set."""
+def set_size(master: int, cols: int, rows: int) -> bool:
+    """TIOCSWINSZ, ioctl_tty(2). Return whether the size is another now: then Linux sends SIGWINCH.
+    Programs that divide by a size of 0 fail, so 0 is not set."""
     size = struct.pack("HHHH", rows or ROWS, cols or COLUMNS, 0, 0)
+    before = fcntl.ioctl(master, termios.TIOCGWINSZ, bytes(len(size)))
     fcntl.ioctl(master, termios.TIOCSWINSZ, size)
+    return before != size
 
 
 class Stdin:
@@ -253,11 +256,11 @@ class ProgramIO:
         elif self._stdin is not None:
             await self._stdin.end()
 
-    def resize(self, cols: int, rows: int) -> None:
-        """Raises Conflict if there is no terminal."""
+    def resize(self, cols: int, rows: int) -> bool:
+        """Return whether the size is another now. Raises Conflict if there is no terminal."""
         if self._terminal_fd is None:
             raise Conflict("the program has no terminal; start it with pty")
-        set_size(self._terminal_fd, cols, rows)
+        return set_size(self._terminal_fd, cols, rows)
 
     # The end.
 

@@ -318,12 +318,12 @@ async def test_a_wait_in_the_queue_is_longer_by_the_time_that_the_sandbox_was_fr
         waiting = begin(engine, "echo never")
         frozen_seconds = [1.0]
 
-        def settle_restore() -> float:
+        def look_for_restore() -> bool:
             if frozen_seconds:
                 waiting.postpone(frozen_seconds.pop())
-            return 0.0
+            return False
 
-        monkeypatch.setattr(waiting._context, "settle_restore", settle_restore)
+        monkeypatch.setattr(waiting._context, "look_for_restore", look_for_restore)
         begun = time.monotonic()
         with pytest.raises(ResourceExhausted):
             await waiting.wait()
