@@ -78,13 +78,17 @@ def descriptions() -> dict[str, SettingDescription]:
             value = field.default
             default = f"{value:g}" if isinstance(value, float) else str(value)
             default = "none" if value in (None, ()) else default
-        found[field.name] = SettingDescription(meanings[field.name], default)
+        found[field.name] = SettingDescription(meanings.get(field.name, ""), default)
     return found
 
 
 def _docstrings(cls: type) -> dict[str, str]:
-    """Return the docstring under each field of a class. Python keeps them in the source only."""
-    [tree] = ast.parse(inspect.getsource(cls)).body
+    """Return the docstring under each field of a class; nothing where the source is not installed.
+    Python keeps these docstrings in the source only."""
+    try:
+        [tree] = ast.parse(inspect.getsource(cls)).body
+    except OSError:
+        return {}
     assert isinstance(tree, ast.ClassDef)
     return {
         field.target.id: " ".join(text.split())

@@ -242,6 +242,14 @@ def convert(values: Mapping[str, object], kind: type[T], sources: Mapping[str, s
         text, _, where = str(error).rpartition(" - at `$.")
         name = where.rstrip("`").partition("[")[0]
         raise ConfigError(f"{sources.get(name, name)}: {text}") from None
+    except UnicodeEncodeError:
+        name = next(name for name, value in values.items() if not _is_text(value))
+        raise ConfigError(f"{sources.get(name, name)}: not UTF-8") from None
+
+
+def _is_text(value: object) -> bool:
+    items = value if isinstance(value, (list, tuple)) else (value,)
+    return not any("\ud800" <= character <= "\udfff" for item in items for character in str(item))
 
 
 def split_items(value: object) -> list[str]:

@@ -92,6 +92,8 @@ def test_every_setting_has_a_flag_a_variable_and_a_help_text(name: str) -> None:
         ("pod_cpus", "0", "> 0"),
         ("cpu_seconds", "0", "> 0|>= 1"),
         ("log_bytes", "64MiB", "`int`"),
+        ("port", "\udc80", "not UTF-8"),
+        ("namespaces", "\udc80", "not UTF-8"),
     ],
 )
 def test_a_value_that_breaks_its_rule_is_refused_naming_the_setting_and_the_rule(

@@ -217,6 +217,7 @@ CALLERS = (
         "the download is cut; a tar has no limit",
     ),
     "execd.files.archive.tree.MAX_NAMES_BYTES",
+    "execd.files.archive.tree.MAX_STEPS",
     Limit("upload", "{flag max_upload_bytes}", "none", "{status PAYLOAD_TOO_LARGE}"),
     Limit(
         "size of an unpacked archive",

@@ -1,5 +1,5 @@
 /*
- * The two ways in which execd makes a process.
+ * The two ways in which execd starts a program.
  *
  *   execd_spawn  runs in the warden and starts user code. vfork: the child borrows the warden's
  *                memory until the exec, so nothing is copied, and a limit set here is in force

@@ -1,5 +1,5 @@
 /*
- * What _spawn.c shares with the warden's other C. spawn.py declares the same structures.
+ * What _spawn.c shares with the warden's other C. The tests declare the same structures.
  */
 #ifndef EXECD_SPAWN_H
 #define EXECD_SPAWN_H

@@ -75,7 +75,7 @@ enum {
     KIND_SPAWN = 1,
     KIND_EXITED = 2,
     NULL_DEVICE = -1, /* messages.py */
-    NULL_FD = 0,      /* spawner.py */
+    NULL_FD = 0,      /* of /dev/null, which the warden has opened in this place */
 };
 
 /* packed_messages.py */

@@ -153,21 +153,21 @@ class Supervisor:
         self._attend(job)
         job.signals.setdefault((number, scope, mark), time.monotonic())
 
-    def kill(self, job: Job, grace_seconds: float, mark: int = 0) -> None:
-        """Begin to end the job's tree, or with ``mark`` what a cell of the job has begun; or
-        shorten the grace of the kill under way."""
+    def kill(self, job: Job, grace_seconds: float, mark: int | None = None) -> None:
+        """Begin to end the job's tree, or with ``mark`` what a cell of the job has begun (0: trees
+        have no marks); or shorten the grace of the kill under way."""
         assert self.jobs.get(job.tag) is job
         now = time.monotonic()
         self._attend(job)
-        kill = job.cell_kills.get(mark) if mark else job.kill
+        kill = job.kill if mark is None else job.cell_kills.get(mark)
         if kill is not None:
             kill.shorten_grace(now, grace_seconds)
             return
-        if mark:
-            job.cell_kills[mark] = TreeKill(now, grace_seconds, None)
-        else:
+        if mark is None:
             job.kill = TreeKill(now, grace_seconds, job.pid if job.reaped_at is None else None)
             tree_signals.signal_leader_group(job)
+        else:
+            job.cell_kills[mark] = TreeKill(now, grace_seconds, None)
         self._schedule.record_kill(now)
 
     def _attend(self, job: Job) -> None:

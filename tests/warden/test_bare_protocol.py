@@ -16,8 +16,10 @@ from execd.proc import message_codec, namespaces, spawn
 from execd.proc.channel import Channel, Closed
 from execd.proc.messages import (
     NULL_DEVICE,
+    CellKilled,
     Exited,
     Kill,
+    KillCell,
     Killed,
     Ping,
     Pong,
@@ -125,6 +127,21 @@ def test_kill_that_is_for_a_late_program_only_spares_the_tree_of_one_that_had_en
     (killed,) = receive(bare, 1)
     assert killed.killed == 1
     assert living(f"sleep {token}") == []
+
+
+def test_the_end_of_a_cell_without_a_mark_ends_nothing_else(bare: Channel) -> None:
+    """Trees have no marks where an operator has set a hard limit RLIMIT_RSS."""
+    token = new_token()
+    bare.send(request(1, f"exec sleep {token}", announce=True))
+    assert isinstance(receive(bare, 1)[0], Spawned)
+    bare.send(KillCell(1, 0, 0.0))
+    found = receive(bare, 1)
+    while not any(isinstance(message, (CellKilled, Killed)) for message in found):
+        found += receive(bare, 1)
+    assert found[-1] == CellKilled(1, 0, 0, [])
+    assert len(living(f"sleep {token}")) == 1
+    bare.send(Kill(1, 0.0))
+    wait_for_exit(bare)
 
 
 def test_lost_descriptors_fail_the_spawn(bare: Channel) -> None:

@@ -19,7 +19,7 @@ from execd.errors import InvalidArgument, PayloadTooLarge
 from execd.files.archive.tree import Member
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterator
 
     from execd.files.archive.tree import EntryKind, Tree, UnpackingLimits
 
@@ -87,6 +87,19 @@ class TarSource:
         if self._inflate is None:
             self._decode(data)
             return
+        # The pieces can be single bytes, and each call of ``_decode`` copies the buffer.
+        pieces: list[bytes] = []
+        n_bytes = 0
+        for piece in self._inflated(data):
+            pieces.append(piece)
+            n_bytes += len(piece)
+            if n_bytes >= _INFLATED_AT_ONCE_BYTES:
+                self._decode(b"".join(pieces))
+                pieces, n_bytes = [], 0
+        self._decode(b"".join(pieces))
+
+    def _inflated(self, data: bytes) -> Iterator[bytes]:
+        assert self._inflate is not None
         data, self._gzip_rest = self._gzip_rest + data, b""
         while data:
             # The members of a gzip file follow each other. After the last member comes padding.
@@ -96,7 +109,7 @@ class TarSource:
                     return
                 self._inflate = zlib.decompressobj(wbits=31)
             try:
-                self._decode(self._inflate.decompress(data, _INFLATED_AT_ONCE_BYTES))
+                yield self._inflate.decompress(data, _INFLATED_AT_ONCE_BYTES)
             except zlib.error as error:
                 raise InvalidArgument(f"format: the body is no tar.gz: {error}") from None
             data = self._inflate.unused_data if self._inflate.eof else self._inflate.unconsumed_tail

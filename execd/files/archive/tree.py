@@ -34,6 +34,11 @@ if TYPE_CHECKING:
     from execd.files.resolve import Forbidden
     from execd.files.root import Room
 
+MAX_STEPS = 1_000_000
+"""Directories on the ways to the entries of an uploaded archive. More are 413.
+
+Entries of one directory that follow each other have one way. Without the limit a few entries with
+2,000 names each, from two directories in turn, keep a thread busy for minutes."""
 MAX_NAMES_BYTES = 64 << 20
 """Names in an uploaded archive that are in memory together. More are 413.
 
@@ -88,7 +93,7 @@ class Tree:
         self._top = top
         self._limits = limits
         self._room = room
-        self._n_entries = 0
+        self._n_entries = self._n_steps = 0
         self._has_links_to_check = False
         self._parent: tuple[list[bytes], int] | None = None
         """The directory of the last entry, held open: archives list a directory's entries together.
@@ -229,6 +234,7 @@ class Tree:
         """
         if self._parent is not None and self._parent[0] == names:
             return self._parent[1]
+        self._count_steps(len(names))
         fd = os.dup(self._top)
         try:
             for name in names:
@@ -249,7 +255,16 @@ class Tree:
         self._parent = names, fd
         return fd
 
+    def _count_steps(self, n_steps: int) -> None:
+        self._n_steps += n_steps
+        if self._n_steps > MAX_STEPS:
+            raise PayloadTooLarge(
+                f"the ways to the entries of the archive lead through more than {MAX_STEPS:,} "
+                "directories; list the entries of a directory together, or use shorter paths"
+            )
+
     def _hard_link(self, target: list[bytes], parent: int, name: bytes) -> None:
+        self._count_steps(len(target))
         fd = os.dup(self._top)
         try:
             try:

@@ -316,6 +316,21 @@ def test_a_zip_whose_names_would_fill_the_memory_is_refused(root: Root) -> None:
     )
 
 
+def test_the_ways_to_the_entries_are_bounded(
+    root: Root, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tree, "MAX_STEPS", 100)
+    deep = ["/".join(letter * 30) for letter in "ab"]
+    together = [f"{folder}/{number}" for folder in deep for number in range(50)]
+    unpacked(root, tarred(*((name, tarfile.REGTYPE, "") for name in together)))
+    in_turn = [f"{folder}/{number}" for number in range(2) for folder in deep]
+    with pytest.raises(PayloadTooLarge, match="more than 100 directories"):
+        unpacked(root, tarred(*((name, tarfile.REGTYPE, "") for name in in_turn)))
+    links = [("x", tarfile.REGTYPE, "")] + [(str(n), tarfile.LNKTYPE, "x") for n in range(200)]
+    with pytest.raises(PayloadTooLarge, match="more than 100 directories"):
+        unpacked(root, tarred(*((name, kind, target) for name, kind, target in links)))
+
+
 @pytest.mark.parametrize("kind", ["tar", "zip"])
 def test_only_a_zip_is_bounded_in_its_entries(
     root: Root, base: Path, kind: Literal["tar", "zip"]
