@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from execd.engine import housekeeping
+from execd.engine import memory_notes
 from execd.engine.memory_notes import MemoryNotes
 from execd.engine.store.journal import MemoryRecovered, MemoryShortage
 from execd.model import Limits
@@ -40,7 +40,7 @@ class Meter:
 @pytest.fixture
 def meter(monkeypatch: pytest.MonkeyPatch) -> Meter:
     made = Meter()
-    monkeypatch.setattr(housekeeping, "open_meter", lambda _cgroup: made)
+    monkeypatch.setattr(memory_notes, "open_meter", lambda _cgroup: made)
     return made
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from execd.api.probes.probes import public_variables
-from execd.engine.executions import command, direct_exec
+from execd.engine.executions import command, default_shell
 from tests.api.conftest import JSON, request_bytes, wait_until
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ async def test_daemon_whose_shell_cannot_run_is_not_ready_until_the_repair(
     wire: Wire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flaw: str
 ) -> None:
     shell = tmp_path / "sh"
-    for module in command, direct_exec:
+    for module in command, default_shell:
         monkeypatch.setattr(module, "SHELL", (str(shell), "-c"))
     if flaw != "missing":
         shell.write_bytes(b"\x7fELF of nothing")
