@@ -169,7 +169,7 @@ def test_memory_that_no_process_maps_is_told_and_blamed_on_none(pod: Pod, progra
     assert_untouched(pod.end(neighbour), "holding")
 
 
-@pytest.mark.logs_errors("memory is nearly gone and the warden is silent")
+@pytest.mark.logs_errors("memory is nearly gone and the warden is silent", always=False)
 def test_hog_that_stops_the_warden_ends_with_all_user_code_and_the_daemon_lives_on(
     pod: Pod,
 ) -> None:
