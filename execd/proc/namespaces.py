@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 CAP_SYS_ADMIN = 21
 GVISOR_DIR = "/proc/gvisor"
-"""A gVisor of 2026 shows the pod's environment here (``restores``), which is the daemon's
-and not for user code."""
+"""A gVisor of 2026 shows the environment of the pod here, for the daemon (``spec_environment``) and
+not for user code."""
 _WHOLE_RANGE = "0 0 4294967295"
 
 # -I: ignore the environment and the user's site. -S: no scan of site-packages, the largest part of
