@@ -250,12 +250,13 @@ def answer_to_a_bomb(run: Run, target: Target, marker: str) -> bytes | None:
     """Run a command beside 250 processes of another; None. If the other ends before, return the
     answer to the other."""
     with target.connect() as connection, ThreadPoolExecutor(1) as pool:
+        connection.settimeout(None)  # the wait below has the limit
         connection.sendall(execute_bytes(FORK_BOMB.format(marker=marker).replace("700", "250")))
         answer = pool.submit(connection.recv, 1 << 16)
         try:
             wait_until(
                 lambda: answer.done() or run.count_alive(marker) >= 250,
-                60,
+                180,  # a shell that may not fork waits for up to 15 s and tries again
                 "250 processes of one command",
             )
             if answer.done():

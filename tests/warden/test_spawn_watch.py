@@ -50,9 +50,11 @@ def vforking(watch: SpawnWatch) -> Iterator[None]:
 
 @contextlib.contextmanager
 def child_that_stops(*, for_good: bool = False) -> Iterator[int]:
-    """``for_good``: the child stops again after each SIGCONT."""
+    """``for_good``: the child stops again after each SIGCONT. The child leaves the tests' process
+    group: see ``hangups`` for the SIGHUP that gVisor may send to a group with stopped members."""
     pid = os.fork()
     if pid == 0:
+        os.setpgid(0, 0)
         os.kill(os.getpid(), signal.SIGSTOP)
         while for_good:
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -98,7 +100,7 @@ def test_a_child_that_is_stopped_again_and_again_is_killed(
 
 def test_programs_and_leaders_that_somebody_stopped_stay_stopped(watch: SpawnWatch) -> None:
     with child_that_stops() as leader, contextlib.ExitStack() as ends:
-        program = subprocess.Popen(["sleep", "1000"])
+        program = subprocess.Popen(["sleep", "1000"], process_group=0)
         ends.callback(program.wait)
         ends.callback(program.kill)  # first: a stopped program would be waited for
         LEADERS.add(leader)

@@ -548,7 +548,7 @@ class Session:
             )
             note = None
             if not worker.is_ending:
-                note = await worker.end() if turn.done() else FORCED_NOTE
+                note = await worker.end(END_SECONDS) if turn.done() else FORCED_NOTE
             if note is not None:
                 log.warning("an interpreter was killed before its end", extra={"session": self.id})
                 self.log.take_output("stderr", note)

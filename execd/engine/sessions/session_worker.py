@@ -405,7 +405,7 @@ class SessionWorker:
         assert self._child is not None, "not adopted yet"
         return self._child.measure(anew=True, work_began=work_began)
 
-    async def end(self, within_seconds: float = END_SECONDS) -> bytes | None:
+    async def end(self, within_seconds: float) -> bytes | None:
         """End an idle worker in order: exit functions run, and files get the text in their buffers.
         Then kill the worker and its tree, in any case. Return a note for the user if text may be
         lost. An exit function may exit before the reply."""

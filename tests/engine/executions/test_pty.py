@@ -208,7 +208,8 @@ async def test_a_hang_up_ends_an_interactive_shell_and_what_it_runs(
     await screen.wait_for("ready> ")
     screen.type(f"sleep {token} & sleep {token}\r")
     await wait_until_async(lambda: len(living(f"sleep {token}")) == 2, 20)
-    screen.close()
+    # The terminal stays open: the daemon closes no terminal before the leader's end. In gVisor a
+    # shell that begins to read a terminal after the close may never see the signal.
     child.signal(signal.SIGHUP, scope="session")
     child.signal(signal.SIGCONT, scope="session")
     await asyncio.wait_for(child.exited, 20)
