@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from benchmarks import environments, report, subjects
 from benchmarks.environments import REPOSITORY
 from benchmarks.figures import Found
-from benchmarks.machine import machine
+from benchmarks.machine import machine, release_of
 from benchmarks.rounds import Run
 from benchmarks.servers import Place
 
@@ -107,7 +107,8 @@ def main() -> None:
     place = Place(given.runsc) if given.gvisor else Place()
     notes: list[str] = []
     run = Run(place, selected(given, python, notes), Found(), given.scale, notes)
-    print(f"{machine()}: {', '.join(each.name for each in run.subjects)}", file=sys.stderr)
+    release = release_of(place.runsc) if place.runsc else ""
+    print(f"{machine(release)}: {', '.join(each.name for each in run.subjects)}", file=sys.stderr)
     for note in notes:
         print(note, file=sys.stderr)
     began = time.monotonic()
@@ -116,8 +117,8 @@ def main() -> None:
         took = time.monotonic() - began
         print(f"round {number + 1} of {given.rounds}: {took:.0f} s", file=sys.stderr, flush=True)
     done = report.Report(
-        "gvisor" if given.gvisor else "native",
-        machine(),
+        f"gvisor-{release[:4]}" if release else "native",
+        machine(release),
         commit(),
         datetime.datetime.now(datetime.UTC).date().isoformat(),
         str(environments.examine(Path(sys.executable))),

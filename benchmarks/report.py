@@ -22,7 +22,7 @@ CLIENT_PREFIX = "benchmarks/client.py, raw sockets, "
 @dataclass(frozen=True)
 class Report:
     place: str
-    """"native" or "gvisor": the beginning of all file names."""
+    """"native", or "gvisor-" and the year of the release: the beginning of all file names."""
     machine: str
     commit: str
     date: str
@@ -115,7 +115,7 @@ def summary(report: Report) -> str:
         f"rounds in {report.seconds / 60:.0f} minutes; median (lowest to highest round). The "
         f"client's Python: {report.client}. {builds}.",
         "",
-        goals.table(report.found, in_gvisor=report.place == "gvisor"),
+        goals.table(report.found, in_gvisor=report.place != "native"),
         "",
         table(report.found, list(report.subjects), figures.TABLE),
     ]
