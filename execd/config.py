@@ -65,7 +65,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     state_dir: Annotated[str, Meta(min_length=1)] = "./.execd-state"
     """Directory of the journal and the logs of large outputs; never inside the base dir."""
     timeout: float = DEFAULT_TIMEOUT_SECONDS
-    """Hard limit of a command; an unusable value means 300, with a warning."""
+    """Hard limit of a command without a limit of its own; an unusable value means 300, with a
+    warning."""
+    max_timeout: Annotated[float, Seconds, _default("`--timeout` where that is set, else 86400")] = (
+        24 * 3600.0
+    )
+    """The longest limit that a request of /v1 may ask for. Of other dialects `--timeout` is the
+    longest."""
     token_sha256: Sha256 | None = None
     """SHA-256 (hex) of the access token; without a token anybody who reaches the port may call."""
     python: Annotated[
@@ -223,6 +229,8 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
     if "timeout" in values:
         values["timeout"] = _usable_timeout(values["timeout"], sources["timeout"])
     config = convert(values, Config, sources)
+    if "timeout" in values and "max_timeout" not in values:
+        config = msgspec.structs.replace(config, max_timeout=config.timeout)
     _check_rules(config, sources)
     # Absolute, but links are not resolved: absolute paths under `/app` keep working if `/app` is a
     # link.
@@ -303,6 +311,11 @@ def _check_rules(config: Config, sources: Mapping[str, str]) -> None:
         os.path.isfile(config.python) and os.access(config.python, os.X_OK)
     ):
         raise ConfigError(f"{sources['python']}: {config.python} is not the path of a program")
+    if config.max_timeout < config.timeout:
+        raise ConfigError(
+            f"{sources['max_timeout']}: {config.max_timeout:g} is less than the {config.timeout:g} of "
+            f"{sources.get('timeout', flag('timeout'))}"
+        )
     base_dir, state_dir = os.path.realpath(config.base_dir), os.path.realpath(config.state_dir)
     if os.path.commonpath([base_dir, state_dir]) == base_dir:
         raise ConfigError(

@@ -124,6 +124,30 @@ def test_no_duration_is_infinite_or_no_number(
 
 
 @pytest.mark.parametrize(
+    ("flags", "timeout", "max_timeout"),
+    [
+        ({}, 300.0, 86400.0),
+        ({"timeout": 10}, 10.0, 10.0),
+        ({"timeout": 10, "max_timeout": 20}, 10.0, 20.0),
+        ({"max_timeout": 300}, 300.0, 300.0),
+        ({"timeout": 10**6}, 1e6, 1e6),
+    ],
+)
+def test_a_set_timeout_is_the_longest_unless_a_longest_is_set(
+    flags: dict[str, float], timeout: float, max_timeout: float
+) -> None:
+    loaded = load(flags, {})
+    assert (loaded.timeout, loaded.max_timeout) == (timeout, max_timeout)
+
+
+def test_a_longest_timeout_below_the_default_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^--max-timeout: 5 is less than the 300 of --timeout$"):
+        load({"max_timeout": 5}, {})
+    with pytest.raises(ConfigError, match="is less than the 9 of SANDBOX_EXEC_TIMEOUT_SECONDS"):
+        load({"max_timeout": 5}, {"SANDBOX_EXEC_TIMEOUT_SECONDS": "9"})
+
+
+@pytest.mark.parametrize(
     ("value", "seconds", "warned"),
     [
         ("10", 10.0, False),

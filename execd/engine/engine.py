@@ -331,6 +331,7 @@ class Engine:
         if command.user is None:
             return command
         user, env = await self.files.run(functools.partial(passwd.resolve, command.user))
+        env = {} if command.clears_env else env
         return msgspec.structs.replace(command, user=user, env={**env, **command.env})
 
     def _complete(self, command: Command) -> Command:
@@ -341,7 +342,9 @@ class Engine:
             command = msgspec.structs.replace(
                 command,
                 cwd=os.path.join(session.cwd or "", command.cwd or "") or None,
-                env={**session.own_environment, **command.env},
+                env=command.env
+                if command.clears_env
+                else {**session.own_environment, **command.env},
             )
         return commands.complete(self.config, command)
 

@@ -3,6 +3,7 @@ and how much of a command is shown."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from pathlib import PurePosixPath
@@ -138,11 +139,25 @@ def complete(config: Config, command: Command) -> Command:
     return msgspec.structs.replace(
         command,
         cwd=resolved_cwd(config, command.cwd),
-        timeout_seconds=least(command.timeout_seconds, config.timeout, "timeout_seconds"),
+        timeout_seconds=run_seconds(config, command),
         queue_seconds=min(command.queue_seconds, config.queue_wait_seconds),
         limits=narrower(command.limits, own_limits(config)),
         on_disconnect=command.on_disconnect or config.on_disconnect,
     )
+
+
+def run_seconds(config: Config, command: Command) -> float:
+    """Return the command's hard limit under the daemon's settings. Raises InvalidArgument."""
+    asked = command.timeout_seconds
+    if not command.may_exceed_timeout or math.isinf(asked):
+        return least(asked, config.timeout, "timeout_seconds")
+    if asked > config.max_timeout:
+        raise InvalidArgument(
+            f"timeout_seconds: {asked:g} is more than {config.max_timeout:g}, the largest that this "
+            "daemon takes (--max-timeout)",
+            field="timeout_seconds",
+        )
+    return asked
 
 
 def _check_user(config: Config, user: str) -> None:

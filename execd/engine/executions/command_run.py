@@ -155,10 +155,13 @@ class CommandRunner:
         for is_retry in (False, True):
             if not self._context.warden.up.is_set():
                 await self._wait_for_warden(execution)
-            env, marker = await self._context.build_environment(execution.id, command.env)
+            env, marker = await self._context.build_environment(
+                execution.id, command.env, clears=command.clears_env
+            )
             if command.terminal is not None:
                 env.setdefault("TERM", TERMINAL_TYPE)
-            keep_path_at_login(env, command.program.argv)
+            if not command.clears_env:
+                keep_path_at_login(env, command.program.argv)
             try:
                 io = ProgramIO(command, execution.append, self._context.loop)
             except OSError as error:

@@ -59,15 +59,15 @@ class EngineContext:
     programs outlive their callers. Return whether it was."""
 
     async def build_environment(
-        self, execution_id: str, requested: Mapping[str, str]
+        self, execution_id: str, requested: Mapping[str, str], *, clears: bool = False
     ) -> tuple[dict[str, str], str]:
         """Return the environment of a program, and the entry (``NAME=value``) that marks the
-        program's processes."""
+        program's processes. ``clears``: see ``Command.clears_env``."""
         if not self._has_temporary_dir():
             # In a base dir that is not writable the program gets its own error.
             with contextlib.suppress(ExecdError):
                 await self.ensure_temporary_dir()
-        return self.environment.build(execution_id, requested)
+        return self.environment.build(execution_id, requested, clears=clears)
 
     def _has_temporary_dir(self) -> bool:
         """User code may have removed the directory in the base dir. One lstat on the loop costs

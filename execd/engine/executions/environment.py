@@ -112,12 +112,16 @@ class ChildEnvironment:
         """Give every later program these variables too. PATH, which finds ``python``, stays."""
         self._fixed = {**self._fixed, **variables, "PATH": self._fixed["PATH"]}
 
-    def build(self, execution_id: str, requested: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    def build(
+        self, execution_id: str, requested: Mapping[str, str], *, clears: bool = False
+    ) -> tuple[dict[str, str], str]:
         """Return the environment, and the entry that marks the execution's processes. The entry
-        comes first, where the warden's scan finds it soonest."""
+        comes first, where the warden's scan finds it soonest. ``clears``: the environment has no
+        other variables than the requested."""
         marker = {MARKER: execution_id}
-        env = {**marker, **self._fixed, **requested, **marker}
-        if "HOME" in requested and "PATH" not in requested:
+        fixed = {} if clears else self._fixed
+        env = {**marker, **fixed, **requested, **marker}
+        if "HOME" in requested and "PATH" not in requested and not clears:
             env["PATH"] = self._search_path(requested["HOME"])
         return env, marker_entry(execution_id)
 
