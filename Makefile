@@ -21,6 +21,10 @@
 #   make test-gvisor   the conformance suite against a daemon inside gVisor (Debian, root)
 #   make image         the container image and its software bill of materials; needs podman and a
 #                      registry (image/build; without a registry: image/make-base)
+#   make tree          execd for any image, in build/tree: the folder, its .tar.zst, and the single
+#                      file `execd` (ARCH=arm64 for the other architecture; needs Debian's gcc,
+#                      libzstd-dev, zstd)
+#   make tree-lock     pin the Debian packages of the tree at the archive's versions
 #   make audit         known vulnerabilities of the packages in the image; asks pypi.org, so no
 #                      part of CI
 #   make reference     write the generated sections of docs/, and llms.txt, anew
@@ -55,7 +59,7 @@ SCRIPTS := .ci/await .ci/suite .ci/verdict .ci/in-gvisor image/sbom image/link-c
 
 .DEFAULT_GOAL := test
 .PHONY: run test test-install test-clients quick explore client clients soak \
-	mutants lint bench bench-sessions image audit reference docs test-gvisor env clean
+	mutants lint bench bench-sessions image tree tree-lock audit reference docs test-gvisor env clean
 
 env: $(ENV)
 test-install: $(TEST_ENV)
@@ -176,6 +180,19 @@ bench-sessions: $(ENV)
 
 image:
 	image/build
+
+ARCH ?= amd64
+TREES := build/tree
+
+tree:
+	image/tree/build $(ARCH) $(TREES)/$(ARCH) $(if $(filter-out amd64,$(ARCH)),$(TREES)/amd64)
+	$(if $(filter arm64,$(ARCH)),aarch64,x86_64)-linux-gnu-gcc -O2 -std=gnu11 -Wall -Wextra -Werror \
+		-static -s -o $(TREES)/single-$(ARCH) image/tree/single.c -lzstd
+	image/tree/pack $(TREES)/$(ARCH) $(TREES)/single-$(ARCH) \
+		$(TREES)/execd-$(ARCH).tar.zst $(TREES)/execd-$(ARCH)
+
+tree-lock:
+	for arch in amd64 arm64; do image/tree/lock $$arch || exit; done
 
 # Only pins with hashes are read, so pip has nothing to resolve. --strict: a package that could not
 # be looked up is a failure.

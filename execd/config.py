@@ -67,9 +67,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     timeout: float = DEFAULT_TIMEOUT_SECONDS
     """Hard limit of a command without a limit of its own; an unusable value means 300, with a
     warning."""
-    max_timeout: Annotated[float, Seconds, _default("`--timeout` where that is set, else 86400")] = (
-        24 * 3600.0
-    )
+    max_timeout: Annotated[
+        float, Seconds, _default("`--timeout` where that is set, else 86400")
+    ] = 24 * 3600.0
     """The longest limit that a request of /v1 may ask for. Of other dialects `--timeout` is the
     longest."""
     token_sha256: Sha256 | None = None
@@ -313,8 +313,8 @@ def _check_rules(config: Config, sources: Mapping[str, str]) -> None:
         raise ConfigError(f"{sources['python']}: {config.python} is not the path of a program")
     if config.max_timeout < config.timeout:
         raise ConfigError(
-            f"{sources['max_timeout']}: {config.max_timeout:g} is less than the {config.timeout:g} of "
-            f"{sources.get('timeout', flag('timeout'))}"
+            f"{sources['max_timeout']}: {config.max_timeout:g} is less than the "
+            f"{config.timeout:g} of {sources.get('timeout', flag('timeout'))}"
         )
     base_dir, state_dir = os.path.realpath(config.base_dir), os.path.realpath(config.state_dir)
     if os.path.commonpath([base_dir, state_dir]) == base_dir:

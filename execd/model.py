@@ -179,7 +179,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     stdin_open: bool = False
     """Callers may send more input, until a caller ends the input."""
     merges_output: bool = False
-    """stdout and stderr are one pipe, whose bytes are the stream stdout, in the order of writing."""
+    """Both outputs are one pipe, whose bytes are the stream stdout, in the order of writing."""
     terminal: TerminalSize | None = None
     """A terminal as the program's 0, 1 and 2, whose output is the stream stdout. ``stdin`` is typed
     at the start, with Ctrl-D at the end unless ``stdin_open``."""

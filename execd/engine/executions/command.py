@@ -153,8 +153,8 @@ def run_seconds(config: Config, command: Command) -> float:
         return least(asked, config.timeout, "timeout_seconds")
     if asked > config.max_timeout:
         raise InvalidArgument(
-            f"timeout_seconds: {asked:g} is more than {config.max_timeout:g}, the largest that this "
-            "daemon takes (--max-timeout)",
+            f"timeout_seconds: {asked:g} is more than {config.max_timeout:g}, the largest that "
+            "this daemon takes (--max-timeout)",
             field="timeout_seconds",
         )
     return asked

@@ -108,6 +108,7 @@ def test_the_command_is_what_was_asked_for() -> None:
         stdin_open=True,
         terminal=TerminalSize(cols=100, rows=30),
         timeout_seconds=1.5,
+        may_exceed_timeout=True,
         no_output_timeout_seconds=2.0,
         limits=Limits(memory_bytes=1 << 20, reply_bytes=0),
         kill_on_output_limit=True,
