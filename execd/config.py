@@ -31,7 +31,7 @@ ENVIRONMENT_NAMES = {
     "opensandbox_env_file": "EXECD_ENVS",
 }
 
-REPEATABLE = ("dialect", "pass_env", "preload")
+REPEATABLE = ("dialect", "hide_env", "pass_env", "preload")
 """Settings that are lists: a flag for each item, or one variable with commas."""
 
 T = TypeVar("T")
@@ -67,9 +67,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     timeout: float = DEFAULT_TIMEOUT_SECONDS
     """Hard limit of a command without a limit of its own; an unusable value means 300, with a
     warning."""
-    max_timeout: Annotated[float, Seconds, _default("`--timeout` where that is set, else 86400")] = (
-        24 * 3600.0
-    )
+    max_timeout: Annotated[
+        float, Seconds, _default("`--timeout` where that is set, else 86400")
+    ] = 24 * 3600.0
     """The longest limit that a request of /v1 may ask for. Of other dialects `--timeout` is the
     longest."""
     token_sha256: Sha256 | None = None
@@ -80,6 +80,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The program behind `python` and `python3` of commands."""
     pass_env: tuple[str, ...] = ()
     """Variables of execd's environment for commands (a glob; repeatable)."""
+    image_env: Annotated[Literal["on", "off"], _default("`on` in a tree, else `off`")] = "off"
+    """`on`: commands see the image's environment, as with `docker exec`: all variables but
+    EXECD_*, SANDBOX_*, OTEL_* and KUBERNETES_*, the image's PATH and HOME. `off`: only
+    `--pass-env`, with `python` first on PATH, and the base dir as HOME."""
+    hide_env: tuple[str, ...] = ()
+    """Variables of execd's environment that commands never see (a glob; repeatable)."""
     run_as: UserId | None = None
     """UID[:GID] of commands and of file operations, for all callers; needs a root daemon."""
     namespaces: Literal["auto", "require", "off"] = "auto"
@@ -219,10 +225,18 @@ def environment_name(name: str) -> str:
     return ENVIRONMENT_NAMES.get(name, "EXECD_" + name.upper())
 
 
-def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
+DEFAULTS_IN_TREE = {"image_env": "on"}
+"""The defaults that differ in a tree (``own_tree``), where the image is not execd's own."""
+
+
+def load(
+    flags: Mapping[str, object], environment: Mapping[str, str], *, in_tree: bool = False
+) -> Config:
     """Return the checked settings from flags (None: not given) and environment. Raises
     ConfigError."""
     values, sources = _join_sources(flags, environment)
+    if in_tree:
+        values = {**DEFAULTS_IN_TREE, **values}
     for name in REPEATABLE:
         if name in values:
             values[name] = split_items(values[name])

@@ -39,6 +39,7 @@ LAYERS = {
     "errors": Layer(""),
     "model": Layer("errors", "msgspec"),
     "config": Layer("", "msgspec"),
+    "own_tree": Layer(""),
     "logging_setup": Layer("", "msgspec"),
     "lean_imports": Layer("", "uvloop"),
     "allocator": Layer(""),
@@ -91,7 +92,7 @@ LAYERS = {
         "aiohttp uvloop",
     ),
     "command_line": Layer("config dialects", "click msgspec"),
-    "cli": Layer("config dialects lean_imports command_line server"),
+    "cli": Layer("config dialects lean_imports own_tree command_line server"),
     "__main__": Layer("cli"),
 }
 NO_DIALECT = {"", "api.wire", "api.probes", "api.docs", "api"}

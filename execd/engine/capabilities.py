@@ -32,6 +32,10 @@ def capabilities(parts: Parts) -> dict[str, Any]:
         "root_capabilities": root_capabilities,
         "warden_restarts": warden.restarts,
         "warden_missed_pings": warden.missed_pings,
+        "environment": {
+            "image_env": parts.config.image_env == "on",
+            "passed": list(parts.environment.passed),
+        },
         "sessions": parts.sessions.facts(),
         "pod_memory": {
             "guarded": pod_memory.is_guarded,

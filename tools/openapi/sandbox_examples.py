@@ -17,6 +17,7 @@ CAPABILITIES = {
     "root_capabilities": [],
     "warden_restarts": 0,
     "warden_missed_pings": 0,
+    "environment": {"image_env": True, "passed": ["JAVA_HOME", "PATH"]},
     "sessions": {
         "mode": "eager",
         "ready": True,

@@ -69,6 +69,11 @@ class EntryReply(Struct, frozen=True, kw_only=True):
     name_percent_encoded: str | None = None
 
 
+class EnvironmentCapabilities(Struct, frozen=True, kw_only=True):
+    image_env: bool
+    passed: list[str]
+
+
 class ExecutionStats(Struct, frozen=True, kw_only=True):
     queued: int
     running: int
@@ -380,6 +385,7 @@ class CapabilitiesReply(Struct, frozen=True, kw_only=True):
     root_capabilities: list[str]
     warden_restarts: int
     warden_missed_pings: int
+    environment: EnvironmentCapabilities
     sessions: SessionCapabilities
     pod_memory: PodMemoryCapabilities
     disk: DiskCapabilities

@@ -55,6 +55,15 @@ class MetadataReply(msgspec.Struct, frozen=True, kw_only=True):
     """The variables of the daemon that begin with `SANDBOX_` and do not look secret."""
 
 
+class EnvironmentCapabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """The variables that commands and sessions have from the environment of the daemon."""
+
+    image_env: bool
+    """The setting `--image-env`: whether commands see the environment of the image."""
+    passed: list[str]
+    """The names of the variables that are passed on, in order."""
+
+
 class RefusalReply(msgspec.Struct, frozen=True, kw_only=True):
     """Why an interpreter cannot serve sessions."""
 
@@ -188,6 +197,8 @@ class CapabilitiesReply(msgspec.Struct, frozen=True, kw_only=True):
     """How often the daemon replaced the warden."""
     warden_missed_pings: int
     """How many pings the warden did not answer."""
+    environment: EnvironmentCapabilities
+    """The variables that commands have from the environment of the daemon."""
     sessions: SessionCapabilities
     """The interpreter of sessions."""
     pod_memory: PodMemoryCapabilities

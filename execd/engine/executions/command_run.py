@@ -160,7 +160,7 @@ class CommandRunner:
             )
             if command.terminal is not None:
                 env.setdefault("TERM", TERMINAL_TYPE)
-            if not command.clears_env:
+            if not command.clears_env and self._context.config.image_env == "off":
                 keep_path_at_login(env, command.program.argv)
             try:
                 io = ProgramIO(command, execution.append, self._context.loop)
