@@ -86,9 +86,10 @@ LAYERS = {
         "aiohttp",
     ),
     "dialects": Layer("config engine api.wire", "msgspec"),
+    "places": Layer("config engine.executions engine.files", "msgspec"),
     "server": Layer(
-        "errors config lean_imports logging_setup allocator engine engine.store engine.files"
-        " engine.executions api api.wire dialects",
+        "errors config own_tree places lean_imports logging_setup allocator engine engine.store"
+        " engine.files engine.executions api api.wire dialects",
         "aiohttp uvloop",
     ),
     "command_line": Layer("config dialects", "click msgspec"),
