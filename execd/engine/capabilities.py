@@ -47,7 +47,7 @@ def capabilities(parts: Parts) -> dict[str, Any]:
             "base_dir": _volume_facts(parts, "base_dir_bytes"),
             "tmp_dir": _volume_facts(parts, "tmp_dir_bytes"),
         },
-        "commands": parts.starts.facts(),
+        "commands": {"shell": not parts.default_shell.is_missing, **parts.starts.facts()},
         "protections": {
             "daemon_invisible": has_walls,
             "daemon_unkillable": has_walls or is_separate_user,

@@ -50,6 +50,7 @@ CAPABILITIES = {
         },
     },
     "commands": {
+        "shell": True,
         "cpus": 2.0,
         "max_running": 256,
         "max_starting": 4,

@@ -20,6 +20,7 @@ class CellErrorReply(Struct, frozen=True, kw_only=True):
 
 
 class CommandCapabilities(Struct, frozen=True, kw_only=True):
+    shell: bool
     cpus: float
     max_running: int
     max_starting: int

@@ -137,6 +137,9 @@ class DiskCapabilities(msgspec.Struct, frozen=True, kw_only=True):
 class CommandCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """The bounds of commands at once, and the commands now."""
 
+    shell: bool
+    """Whether the image has a shell, `/bin/sh`. Without a shell `argv` and lines of plain words
+    run."""
     cpus: float
     """The CPUs that execd counts with."""
     max_running: int
