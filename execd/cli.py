@@ -12,7 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from execd import config, dialects, lean_imports
+from execd import config, dialects, lean_imports, own_tree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +60,7 @@ def flag_words(arguments: Sequence[str]) -> dict[str, object] | None:
 def serve(flags: dict[str, object]) -> None:
     """Serve until SIGTERM."""
     try:
-        settings = config.load(flags, os.environ)
+        settings = config.load(flags, os.environ, in_tree=own_tree.root() is not None)
         chosen = dialects.choose(flags, os.environ)
     except config.ConfigError as error:
         print(

@@ -31,7 +31,7 @@ ENVIRONMENT_NAMES = {
     "opensandbox_env_file": "EXECD_ENVS",
 }
 
-REPEATABLE = ("dialect", "pass_env", "preload")
+REPEATABLE = ("dialect", "hide_env", "pass_env", "preload")
 """Settings that are lists: a flag for each item, or one variable with commas."""
 
 T = TypeVar("T")
@@ -60,10 +60,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     dialect: tuple[str, ...] = ()
     """NAME=PORT: a port for clients of another dialect (repeatable): `opensandbox`, `e2b-envd`,
     `e2b-code`, `sandboxd-rest`, `sandboxd-grpc`, or the name of another wing."""
-    base_dir: Annotated[str, Meta(min_length=1)] = "./workspace"
-    """Directory of the files, and working directory of commands."""
-    state_dir: Annotated[str, Meta(min_length=1)] = "./.execd-state"
-    """Directory of the journal and the logs of large outputs; never inside the base dir."""
+    base_dir: Annotated[str, Meta(min_length=1), _default("`auto` in a tree, else ./workspace")] = (
+        "./workspace"
+    )
+    """Directory of the files, and working directory of commands. `auto`: the directory of execd's
+    start (the image's WORKDIR); if that is / or not writable, the first writable of /workspace,
+    HOME and a folder beside the state dir."""
+    state_dir: Annotated[
+        str, Meta(min_length=1), _default("`auto` in a tree, else ./.execd-state")
+    ] = "./.execd-state"
+    """Directory of the journal and the logs of large outputs; never inside the base dir. `auto`:
+    the first of /var/lib/execd, /run/execd and /dev/shm/execd-UID that can be made and written."""
     timeout: float = DEFAULT_TIMEOUT_SECONDS
     """Hard limit of a command without a limit of its own; an unusable value means 300, with a
     warning."""
@@ -80,6 +87,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The program behind `python` and `python3` of commands."""
     pass_env: tuple[str, ...] = ()
     """Variables of execd's environment for commands (a glob; repeatable)."""
+    image_env: Annotated[Literal["on", "off"], _default("`on` in a tree, else `off`")] = "off"
+    """`on`: commands see the image's environment, as with `docker exec`: all variables but
+    EXECD_*, SANDBOX_*, OTEL_* and KUBERNETES_*, the image's PATH and HOME. `off`: only
+    `--pass-env`, with `python` first on PATH, and the base dir as HOME."""
+    hide_env: tuple[str, ...] = ()
+    """Variables of execd's environment that commands never see (a glob; repeatable)."""
     run_as: UserId | None = None
     """UID[:GID] of commands and of file operations, for all callers; needs a root daemon."""
     namespaces: Literal["auto", "require", "off"] = "auto"
@@ -219,10 +232,19 @@ def environment_name(name: str) -> str:
     return ENVIRONMENT_NAMES.get(name, "EXECD_" + name.upper())
 
 
-def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
-    """Return the checked settings from flags (None: not given) and environment. Raises
-    ConfigError."""
+AUTO = "auto"
+DEFAULTS_IN_TREE = {"base_dir": AUTO, "image_env": "on", "state_dir": AUTO}
+"""The defaults that differ in a tree (``own_tree``), where the image is not execd's own."""
+
+
+def load(
+    flags: Mapping[str, object], environment: Mapping[str, str], *, in_tree: bool = False
+) -> Config:
+    """Return the checked settings from flags (None: not given) and environment. A directory that
+    is AUTO is left to ``places``. Raises ConfigError."""
     values, sources = _join_sources(flags, environment)
+    if in_tree:
+        values = {**DEFAULTS_IN_TREE, **values}
     for name in REPEATABLE:
         if name in values:
             values[name] = split_items(values[name])
@@ -236,9 +258,13 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
     # link.
     return msgspec.structs.replace(
         config,
-        base_dir=os.path.abspath(config.base_dir),
-        state_dir=os.path.abspath(config.state_dir),
+        base_dir=_absolute(config.base_dir),
+        state_dir=_absolute(config.state_dir),
     )
+
+
+def _absolute(path: str) -> str:
+    return path if path == AUTO else os.path.abspath(path)
 
 
 def convert(values: Mapping[str, object], kind: type[T], sources: Mapping[str, str]) -> T:
@@ -316,17 +342,30 @@ def _check_rules(config: Config, sources: Mapping[str, str]) -> None:
             f"{sources['max_timeout']}: {config.max_timeout:g} is less than the "
             f"{config.timeout:g} of {sources.get('timeout', flag('timeout'))}"
         )
-    base_dir, state_dir = os.path.realpath(config.base_dir), os.path.realpath(config.state_dir)
-    if os.path.commonpath([base_dir, state_dir]) == base_dir:
-        raise ConfigError(
+    if AUTO not in (config.base_dir, config.state_dir):
+        check_apart(config)
+
+
+def check_apart(config: Config) -> None:
+    """Raises ConfigError if one of base dir and state dir is inside the other."""
+    if reason := conflict_of(config.base_dir, config.state_dir):
+        raise ConfigError(reason)
+
+
+def conflict_of(base_dir: str, state_dir: str) -> str | None:
+    base_dir, state_dir = os.path.realpath(base_dir), os.path.realpath(state_dir)
+    common = os.path.commonpath([base_dir, state_dir])
+    if common == base_dir:
+        return (
             f"--state-dir: {state_dir} is inside the base dir {base_dir}, where commands could "
             "reach it"
         )
-    if os.path.commonpath([base_dir, state_dir]) == state_dir:
-        raise ConfigError(
+    if common == state_dir:
+        return (
             f"--base-dir: {base_dir} is inside the state dir {state_dir}, which is hidden from "
             "commands"
         )
+    return None
 
 
 def _usable_timeout(value: object, source: str) -> float:

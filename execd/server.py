@@ -31,9 +31,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 import uvloop
 
-from execd import __version__, lean_imports, logging_setup
+from execd import __version__, lean_imports, logging_setup, own_tree, places
 from execd.allocator import give_back_memory, limit_arenas
-from execd.config import EXIT_USAGE
+from execd.config import EXIT_USAGE, ConfigError
 from execd.engine.assembly import CONNECTIONS_SHARE, CannotStart
 from execd.engine.engine import Engine
 from execd.engine.executions.command import parse_identity
@@ -69,6 +69,11 @@ COLLECTION_THRESHOLDS = 5_000, 10, 7
 def serve(config: Config, dialects: Sequence[ChosenDialect] = ()) -> NoReturn:
     """Run until a signal, and end the process."""
     limit_arenas()
+    try:
+        config = places.choose(config, os.environ, own_tree.root())
+    except ConfigError as error:
+        print(f"execd: {error}", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
     _make_base_dir(config.base_dir, config.run_as)
     flush_log = logging_setup.setup(config.log_level)
     _raise_open_files()

@@ -39,6 +39,7 @@ LAYERS = {
     "errors": Layer(""),
     "model": Layer("errors", "msgspec"),
     "config": Layer("", "msgspec"),
+    "own_tree": Layer(""),
     "logging_setup": Layer("", "msgspec"),
     "lean_imports": Layer("", "uvloop"),
     "allocator": Layer(""),
@@ -85,13 +86,14 @@ LAYERS = {
         "aiohttp",
     ),
     "dialects": Layer("config engine api.wire", "msgspec"),
+    "places": Layer("config engine.executions engine.files", "msgspec"),
     "server": Layer(
-        "errors config lean_imports logging_setup allocator engine engine.store engine.files"
-        " engine.executions api api.wire dialects",
+        "errors config own_tree places lean_imports logging_setup allocator engine engine.store"
+        " engine.files engine.executions api api.wire dialects",
         "aiohttp uvloop",
     ),
     "command_line": Layer("config dialects", "click msgspec"),
-    "cli": Layer("config dialects lean_imports command_line server"),
+    "cli": Layer("config dialects lean_imports own_tree command_line server"),
     "__main__": Layer("cli"),
 }
 NO_DIALECT = {"", "api.wire", "api.probes", "api.docs", "api"}

@@ -17,6 +17,7 @@ CAPABILITIES = {
     "root_capabilities": [],
     "warden_restarts": 0,
     "warden_missed_pings": 0,
+    "environment": {"image_env": True, "passed": ["JAVA_HOME", "PATH"]},
     "sessions": {
         "mode": "eager",
         "ready": True,
@@ -49,6 +50,7 @@ CAPABILITIES = {
         },
     },
     "commands": {
+        "shell": True,
         "cpus": 2.0,
         "max_running": 256,
         "max_starting": 4,

@@ -20,6 +20,7 @@ class CellErrorReply(Struct, frozen=True, kw_only=True):
 
 
 class CommandCapabilities(Struct, frozen=True, kw_only=True):
+    shell: bool
     cpus: float
     max_running: int
     max_starting: int
@@ -67,6 +68,11 @@ class EntryReply(Struct, frozen=True, kw_only=True):
     modified_at: str
     mode: str
     name_percent_encoded: str | None = None
+
+
+class EnvironmentCapabilities(Struct, frozen=True, kw_only=True):
+    image_env: bool
+    passed: list[str]
 
 
 class ExecutionStats(Struct, frozen=True, kw_only=True):
@@ -380,6 +386,7 @@ class CapabilitiesReply(Struct, frozen=True, kw_only=True):
     root_capabilities: list[str]
     warden_restarts: int
     warden_missed_pings: int
+    environment: EnvironmentCapabilities
     sessions: SessionCapabilities
     pod_memory: PodMemoryCapabilities
     disk: DiskCapabilities

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from execd.model import Command
 
 SHELL = ("/bin/sh", "-c")
-PYTHON = ("python", "-c")
-"""The "shell" of a command in Python. PATH of user code leads to the interpreter of sessions."""
+PYTHON = ("python3", "-c")
+"""The "shell" of a command in Python. PATH of user code always has this name; an image of its own
+may have no ``python``."""
 # MAX_ARG_STRLEN of Linux, 32 pages with the terminating NUL: execve(2). A longer script goes by
 # descriptor.
 MAX_ARGUMENT_BYTES = 131_071
@@ -75,7 +76,7 @@ def shell_program(
         line = line_argument(text)
     if (nul_is_a_result and "\0" in text) or len(_encode(line, "command")) <= MAX_ARGUMENT_BYTES:
         return Program(argv=(*shell, line), display=text)
-    if shell == PYTHON:
+    if shell in (PYTHON, ("python", "-c")):
         text_of_script = f"open({SCRIPT_FD}, encoding='utf-8').read()"
         loader = f"exec(compile({text_of_script}, '<string>', 'exec'))"
         return Program(argv=(*shell, loader), display=text, script=text)

@@ -26,7 +26,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from execd.engine.executions.command import check_session_environment, resolved_cwd, run_seconds
+from execd.engine.executions.command import (
+    check_session_environment,
+    resolved_cwd,
+    run_seconds,
+)
 from execd.engine.executions.execution import Execution
 from execd.engine.executions.limits import NO_LIMITS, narrower, own_limits
 from execd.engine.sessions import session_fork, worker_messages
