@@ -10,6 +10,7 @@ over the default.
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import sys
@@ -67,9 +68,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     timeout: float = DEFAULT_TIMEOUT_SECONDS
     """Hard limit of a command without a limit of its own; an unusable value means 300, with a
     warning."""
-    max_timeout: Annotated[float, Seconds, _default("`--timeout` where that is set, else 86400")] = (
-        24 * 3600.0
-    )
+    max_timeout: Annotated[
+        float, Seconds, _default("`--timeout` where that is set, else 86400")
+    ] = 24 * 3600.0
     """The longest limit that a request of /v1 may ask for. Of other dialects `--timeout` is the
     longest."""
     token_sha256: Sha256 | None = None
@@ -201,6 +202,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The pod's CPU limit (Downward API)."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe log line: debug, info, warning or error."""
+    log_fd: Annotated[Annotated[int, Meta(ge=0, lt=2**31)] | None, _default("stderr")] = None
+    """The open descriptor that the log goes to, so that of `serve -- CMD` CMD has stderr alone."""
 
 
 EXIT_USAGE = 2
@@ -311,6 +314,10 @@ def _check_rules(config: Config, sources: Mapping[str, str]) -> None:
         os.path.isfile(config.python) and os.access(config.python, os.X_OK)
     ):
         raise ConfigError(f"{sources['python']}: {config.python} is not the path of a program")
+    if config.log_fd is not None and not _is_open_for_writing(config.log_fd):
+        raise ConfigError(
+            f"{sources['log_fd']}: {config.log_fd} is not a descriptor that is open for writing"
+        )
     if config.max_timeout < config.timeout:
         raise ConfigError(
             f"{sources['max_timeout']}: {config.max_timeout:g} is less than the {config.timeout:g} of "
@@ -327,6 +334,13 @@ def _check_rules(config: Config, sources: Mapping[str, str]) -> None:
             f"--base-dir: {base_dir} is inside the state dir {state_dir}, which is hidden from "
             "commands"
         )
+
+
+def _is_open_for_writing(fd: int) -> bool:
+    try:
+        return fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+    except OSError:
+        return False
 
 
 def _usable_timeout(value: object, source: str) -> float:

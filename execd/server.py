@@ -70,7 +70,7 @@ def serve(config: Config, dialects: Sequence[ChosenDialect] = ()) -> NoReturn:
     """Run until a signal, and end the process."""
     limit_arenas()
     _make_base_dir(config.base_dir, config.run_as)
-    flush_log = logging_setup.setup(config.log_level)
+    flush_log = logging_setup.setup(config.log_level, config.log_fd)
     _raise_open_files()
     exit_code = uvloop.run(_serve(config, dialects, flush_log))
     flush_log()
