@@ -40,6 +40,7 @@ LAYERS = {
     "model": Layer("errors", "msgspec"),
     "config": Layer("", "msgspec"),
     "logging_setup": Layer("", "msgspec"),
+    "detach": Layer(""),
     "lean_imports": Layer("", "uvloop"),
     "allocator": Layer(""),
     "proc": Layer("model"),
@@ -91,7 +92,7 @@ LAYERS = {
         "aiohttp uvloop",
     ),
     "command_line": Layer("config dialects", "click msgspec"),
-    "cli": Layer("config dialects lean_imports command_line server"),
+    "cli": Layer("config detach dialects lean_imports command_line server"),
     "__main__": Layer("cli"),
 }
 NO_DIALECT = {"", "api.wire", "api.probes", "api.docs", "api"}
