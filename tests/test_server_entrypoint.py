@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import resource
+import select
 import signal
 import subprocess
 import sys
+import termios
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +18,7 @@ import psutil
 import pytest
 
 from execd.engine.entrypoint import FORWARDED
+from execd.engine.executions.stdio import set_size
 from tests.conformance.conftest import SHAPES
 from tests.proc.conftest import living, new_token
 from tests.test_server import ROOT, TERMINATED
@@ -24,11 +28,20 @@ from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from io import FileIO
     from pathlib import Path
 
     from tests.test_server import Daemon
 
 KILLED = 128 + signal.SIGKILL
+
+
+TRAPS = "".join(
+    f"trap 'echo got-{number.name}' {number.name.removeprefix('SIG')}; "
+    for number in FORWARDED
+    if number is not signal.SIGTERM
+)
+WAIT = "while :; do sleep 0.01; done"
 
 
 @pytest.fixture(params=list(SHAPES))
@@ -116,6 +129,40 @@ def test_the_image_s_own_program_has_the_container_s_limit_of_open_files(tmp_pat
     assert done.stdout.split() == ["777", str(hard * 3 // 4)]
 
 
+def test_the_image_s_own_program_controls_the_container_s_terminal(
+    tmp_path: Path, shape: Sequence[str]
+) -> None:
+    script = (
+        "trap 'echo got-int' INT; trap 'stty size; exit 6' WINCH; "
+        f": </dev/tty && echo controls; {WAIT}"
+    )
+    flags = [f"--base-dir={tmp_path}/base", f"--state-dir={tmp_path}/state", "--port=0", *shape]
+    master, slave = os.openpty()
+    with open(master, "r+b", buffering=0) as terminal:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "execd", "serve", *flags, "--", "sh", "-c", script],
+            cwd=tmp_path,
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": ROOT},
+            **dict.fromkeys(("stdin", "stdout", "stderr"), slave),
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(slave)
+        read_until(terminal, b"controls\r\n")
+        terminal.write(b"\x03")
+        read_until(terminal, b"got-int\r\n")
+        set_size(master, 97, 31)
+        read_until(terminal, b"31 97\r\n")
+        assert process.wait(20) == 6
+
+
+def read_until(terminal: FileIO, text: bytes) -> None:
+    found = b""
+    while text not in found:
+        assert select.select([terminal], [], [], 20)[0], found
+        found += terminal.read(4096) or b""
+
+
 def test_a_closed_standard_input_is_the_null_device_for_the_image_s_own_program(
     tmp_path: Path,
 ) -> None:
@@ -129,14 +176,6 @@ def test_a_closed_standard_input_is_the_null_device_for_the_image_s_own_program(
 
 def _has_word(daemon: Daemon, word: str) -> Callable[[], bool]:
     return lambda: word in daemon.log_path.read_text().split()
-
-
-TRAPS = "".join(
-    f"trap 'echo got-{number.name}' {number.name.removeprefix('SIG')}; "
-    for number in FORWARDED
-    if number is not signal.SIGTERM
-)
-WAIT = "while :; do sleep 0.01; done"
 
 
 def test_the_image_s_own_program_gets_the_signals_of_the_container(
@@ -257,6 +296,18 @@ def test_the_image_s_own_program_is_no_execution_and_takes_no_place_of_one(
     assert daemon.execute("echo hello")["stdout"] == "hello\n"
     assert len(living(f"sleep {token}")) >= 5
     assert daemon.stop() == TERMINATED
+
+
+def test_image_s_own_program_that_fills_a_guarded_directory_is_killed(
+    tmp_path: Path, shape: Sequence[str]
+) -> None:
+    write = "head -c 1048576 /dev/zero >>base/file"
+    script = f"for step in $(seq 200); do {write}; done; exec sleep 1000"
+    done = run(tmp_path, *shape, f"--base-dir-bytes={64 << 20}", "--", "sh", "-c", script)
+    assert done.returncode == KILLED
+    assert "a guarded directory is nearly full" in [
+        line["message"] for line in log_lines(done.stderr)
+    ]
 
 
 def test_the_image_s_own_program_is_inside_the_walls(start: Any) -> None:

@@ -72,12 +72,16 @@ STDIO = (0, 1, 2)
 class Entrypoint:
     """The image's program: made before anything of the daemon, started once the daemon listens."""
 
-    def __init__(self, argv: Sequence[str], soft_open_files: int) -> None:
+    def __init__(
+        self, argv: Sequence[str], soft_open_files: int, *, gives_terminal: bool = False
+    ) -> None:
         """``soft_open_files``: the container's soft limit. The daemon raises its own, and a program
-        that closes all descriptors up to the limit would take seconds."""
+        that closes all descriptors up to the limit would take seconds. ``gives_terminal``: CMD gets
+        standard input as its controlling terminal."""
         assert argv, "the command line has at least a program"
         self._argv = argv
         self._soft_open_files = soft_open_files
+        self._gives_terminal = gives_terminal
         self._child: Child | None = None
         self._early: list[int] = []
         """Signals that came before CMD ran."""
@@ -115,6 +119,7 @@ class Entrypoint:
             self.ended.set_result(KILLED)
             return
         self._child = child
+        context.on_run()  # the guards of the disk begin to look
         for number in self._early:
             self.forward(number)
         child.exited.add_done_callback(self._on_exited)
@@ -129,7 +134,7 @@ class Entrypoint:
             tag=context.warden.new_tag(),
             program=pack(self._argv, env, os.getcwd()),
             stdio=list(STDIO),
-            terminal=False,
+            terminal=self._gives_terminal,
             limits=[[resource.RLIMIT_NOFILE, min(self._soft_open_files, most_files), most_files]],
             processes=0,
             marker=marker_entry(execution_id),
