@@ -10,6 +10,7 @@ over the default.
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import sys
@@ -214,6 +215,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The pod's CPU limit (Downward API)."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe log line: debug, info, warning or error."""
+    log_fd: Annotated[Annotated[int, Meta(ge=0, lt=2**31)] | None, _default("stderr")] = None
+    """The open descriptor that the log goes to, so that of `serve -- CMD` CMD has stderr alone."""
 
 
 EXIT_USAGE = 2
@@ -337,6 +340,10 @@ def _check_rules(config: Config, sources: Mapping[str, str]) -> None:
         os.path.isfile(config.python) and os.access(config.python, os.X_OK)
     ):
         raise ConfigError(f"{sources['python']}: {config.python} is not the path of a program")
+    if config.log_fd is not None and not _is_open_for_writing(config.log_fd):
+        raise ConfigError(
+            f"{sources['log_fd']}: {config.log_fd} is not a descriptor that is open for writing"
+        )
     if config.max_timeout < config.timeout:
         raise ConfigError(
             f"{sources['max_timeout']}: {config.max_timeout:g} is less than the "
@@ -366,6 +373,13 @@ def conflict_of(base_dir: str, state_dir: str) -> str | None:
             "commands"
         )
     return None
+
+
+def _is_open_for_writing(fd: int) -> bool:
+    try:
+        return fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+    except OSError:
+        return False
 
 
 def _usable_timeout(value: object, source: str) -> float:

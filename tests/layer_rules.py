@@ -41,6 +41,7 @@ LAYERS = {
     "config": Layer("", "msgspec"),
     "own_tree": Layer(""),
     "logging_setup": Layer("", "msgspec"),
+    "detach": Layer(""),
     "lean_imports": Layer("", "uvloop"),
     "allocator": Layer(""),
     "proc": Layer("model"),
@@ -93,7 +94,7 @@ LAYERS = {
         "aiohttp uvloop",
     ),
     "command_line": Layer("config dialects", "click msgspec"),
-    "cli": Layer("config dialects lean_imports own_tree command_line server"),
+    "cli": Layer("config detach dialects lean_imports own_tree command_line server"),
     "__main__": Layer("cli"),
 }
 NO_DIALECT = {"", "api.wire", "api.probes", "api.docs", "api"}

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from execd.config import Config
     from execd.engine.bash_sessions import BashSessions
+    from execd.engine.entrypoint import Entrypoint
     from execd.engine.executions.submission import CellOptions
     from execd.engine.metrics.stats import Stats
     from execd.engine.restores import Readings
@@ -119,6 +120,12 @@ class Engine:
         answer of a daemon does not wait for sessions.
         """
         self.sessions.start()
+
+    async def start_entrypoint(
+        self, entrypoint: Entrypoint, environment: Mapping[str, str] = os.environ
+    ) -> None:
+        """Start the image's own program. ``environment``: the container's."""
+        await entrypoint.start(self._parts, environment)
 
     async def drain(self) -> None:
         """Take nothing new; end what runs: TERM, then KILL, within the executions' share of the
