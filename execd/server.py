@@ -83,12 +83,12 @@ def serve(
     """Run until a signal, or until the end of ``command``, the image's own program; and end the
     process. ``on_listening`` is called when all ports are open and the log says so."""
     limit_arenas()
+    _open_stdio()
     try:
         config = places.choose(config, os.environ, own_tree.root())
     except ConfigError as error:
         print(f"execd: {error}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
-    _open_stdio()
     _make_base_dir(config.base_dir, config.run_as)
     flush_log = logging_setup.setup(config.log_level, config.log_fd)
     soft_open_files = _raise_open_files()

@@ -1,12 +1,11 @@
-"""The tree in images that have nothing of execd: root file systems of .ci/make-roots, natively and in
-gVisor. `make test-anywhere` makes the tree and the roots, and sets the variables."""
+"""The tree in images that have nothing of execd: root file systems of .ci/make-roots, natively and
+in gVisor. `make test-anywhere` makes the tree and the roots, and sets the variables."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +16,7 @@ from tests.free_port import free_port
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 REPOSITORY = Path(__file__).parents[2]
 TREE, ROOTS = os.environ.get("EXECD_TREE"), os.environ.get("EXECD_ROOTS")
@@ -100,7 +99,9 @@ def daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
     ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:
+        with httpx.Client(
+            base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False
+        ) as client:
 
             def is_up() -> bool:
                 assert process.poll() is None, process.stderr and process.stderr.read()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
-from tests.anywhere.conftest import Daemon
+if TYPE_CHECKING:
+    from tests.anywhere.conftest import Daemon
 
 
 def test_all_protections_hold(daemon: Daemon) -> None:
