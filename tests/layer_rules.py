@@ -44,7 +44,7 @@ LAYERS = {
     "detach": Layer(""),
     "lean_imports": Layer("", "uvloop"),
     "allocator": Layer(""),
-    "proc": Layer("model"),
+    "proc": Layer("model own_tree"),
     "kernel": Layer("", "IPython traitlets"),
     "warden": Layer("proc kernel"),
     "files": Layer("errors model", "msgspec"),

@@ -3,6 +3,7 @@ in gVisor. `make test-anywhere` makes the tree and the roots, and sets the varia
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -23,6 +24,7 @@ TREE, ROOTS = os.environ.get("EXECD_TREE"), os.environ.get("EXECD_ROOTS")
 PLACES = {"native": "in-root", "gvisor": "in-gvisor"}
 BY_SIGTERM = 128 + signal.SIGTERM
 START_SECONDS = 60
+PROGRAM = "/opt/execd/bin/execd"
 USUAL_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
@@ -84,19 +86,34 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         )
 
 
-@pytest.fixture(scope="module")
-def daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
+def in_image(name: str, uid: int, place: str, mounts: Mapping[str, str]) -> list[str]:
+    """The command that runs the words after it in an image. ``mounts``: directories of this machine
+    by their places in the image, read-only."""
     if not TREE or not ROOTS:
         pytest.skip("set EXECD_TREE to the tree's folder, and EXECD_ROOTS to the images' folder")
-    name, uid, place = request.param
-    row, port = ROWS[name], free_port()
-    command = [
+    return [
         *(str(REPOSITORY / ".ci" / PLACES[place]), "--root", f"{ROOTS}/{name}", f"--uid={uid}"),
-        *("--mount", f"{TREE}:/opt/execd", "--tmpfs=/app", "--tmpfs=/state"),
-        *(f"--env={variable}={value}" for variable, value in row.environment.items()),
-        *("--", "/opt/execd/bin/execd", "serve", "--host=127.0.0.1", f"--port={port}"),
-        *("--base-dir=/app", "--state-dir=/state/execd", "--namespaces=require"),
+        *(f"--mount={source}:{directory}" for directory, source in mounts.items()),
+        *("--tmpfs=/app", "--tmpfs=/state"),
+        *(f"--env={variable}={value}" for variable, value in ROWS[name].environment.items()),
+        "--",
     ]
+
+
+@pytest.fixture(scope="module")
+def daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
+    with serving(
+        ROWS[request.param[0]], [*in_image(*request.param, {"/opt/execd": str(TREE)}), PROGRAM]
+    ) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def serving(row: Row, command: list[str]) -> Iterator[Daemon]:
+    """A daemon, which ends by SIGTERM as it should."""
+    port = free_port()
+    command += ["serve", "--host=127.0.0.1", f"--port={port}", "--namespaces=require"]
+    command += ["--base-dir=/app", "--state-dir=/state/execd"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         with httpx.Client(
