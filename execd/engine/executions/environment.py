@@ -12,7 +12,7 @@ import fnmatch
 import os
 import re
 import shutil
-import sys
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from execd.engine.executions import passwd
@@ -45,29 +45,6 @@ LOGIN_CHARACTERS = 4096
 LOGIN_FILE = os.path.join(os.path.dirname(__file__), "login_shell.bash")
 
 
-def find_python(config: Config, search_path: str) -> str:
-    """Return the interpreter for the name ``python``: the setting, else the first python3 outside
-    execd's own environment."""
-    if config.python is not None:
-        return os.path.abspath(config.python)
-    own = os.path.realpath(os.path.join(sys.prefix, "bin"))
-    for directory in search_path.split(os.pathsep):
-        candidate = os.path.join(directory, "python3")
-        if directory and os.path.realpath(directory) != own and _is_program(candidate):
-            return os.path.abspath(candidate)
-    return sys.executable
-
-
-def _is_program(path: str) -> bool:
-    """Version managers put shell scripts named python3 on PATH: slow to start, and lost without
-    variables of their own."""
-    try:
-        with open(path, "rb") as file:
-            return os.access(path, os.X_OK) and file.read(4) == b"\x7fELF"
-    except OSError:
-        return False
-
-
 def is_virtual_environment(python: str) -> bool:
     """A venv finds itself by pyvenv.cfg beside its bin (PEP 405), so a link to its python from
     elsewhere loses its packages."""
@@ -85,7 +62,9 @@ class ChildEnvironment:
         bin_dir: str,
         python: str,
         temporary_dir: str = "/tmp",
+        python_variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        """``python_variables``: for programs of ``python``, where the image has no value."""
         self._first = os.path.dirname(python) if is_virtual_environment(python) else bin_dir
         passed = passed_on(config, environment)
         self.passed = tuple(sorted(passed))
@@ -102,6 +81,8 @@ class ChildEnvironment:
             "PATH": self._search_path(passed.get("HOME", config.base_dir)),
             "TMPDIR": temporary_dir,
         }
+        if self._first in self._fixed["PATH"].split(":"):
+            self._fixed = {**python_variables, **self._fixed}
         if self._is_images:
             self._fixed["HOME"] = home_of_commands(config, environment)
             self._fixed["USER"] = _user_name(commands_uid(config))
