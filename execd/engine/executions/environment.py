@@ -29,6 +29,8 @@ OWN_PREFIX = "EXECD_"
 """Of the daemon's settings, and of the hash of the token. A pattern passes none of these on."""
 DAEMONS_PREFIXES = (OWN_PREFIX, "SANDBOX_", "OTEL_", "KUBERNETES_")
 PROCESS_VARIABLES = frozenset(("_", "OLDPWD", "PWD", "SHLVL"))
+COERCED_LOCALES = frozenset(("C.UTF-8", "C.utf8", "UTF-8"))
+C_LOCALES = frozenset(("", "C", "POSIX"))
 GIT = {
     "GIT_CONFIG_COUNT": "1",
     "GIT_CONFIG_KEY_0": "safe.directory",
@@ -134,9 +136,22 @@ def keep_path_at_login(env: dict[str, str], argv: Sequence[str]) -> None:
         env["EXECD_LOGIN_PATH"] = env.get("PATH", USUAL_DIRS)
 
 
+def _is_coerced(environment: Mapping[str, str]) -> bool:
+    """Whether the daemon's own Python has set LC_CTYPE, as where nothing names another locale than
+    that of C (PEP 538)."""
+    return (
+        not environment.get("LC_ALL")
+        and environment.get("LANG", "") in C_LOCALES
+        and environment.get("LC_CTYPE") in COERCED_LOCALES
+    )
+
+
 def passed_on(config: Config, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of the daemon's environment that commands see."""
-    return {name: value for name, value in environment.items() if _is_passed(name, config)}
+    passed = {name: value for name, value in environment.items() if _is_passed(name, config)}
+    if config.image_env == "on" and _is_coerced(environment):
+        passed.pop("LC_CTYPE", None)
+    return passed
 
 
 def _is_passed(name: str, config: Config) -> bool:

@@ -301,6 +301,22 @@ def test_path_is_that_of_the_image_with_execd_s_python_last_where_the_image_has_
     assert images_environment(tmp_path, {})["PATH"].startswith(USUAL_DIRS)
 
 
+@pytest.mark.parametrize(
+    ("variables", "is_seen"),
+    [
+        ({"LC_CTYPE": "C.UTF-8"}, False),
+        ({"LC_CTYPE": "C.UTF-8", "LANG": "C"}, False),
+        ({"LC_CTYPE": "C.UTF-8", "LANG": "de_DE.UTF-8"}, True),
+        ({"LC_CTYPE": "C.UTF-8", "LC_ALL": "C"}, True),
+        ({"LC_CTYPE": "de_DE.UTF-8"}, True),
+    ],
+)
+def test_locale_that_the_daemon_s_python_has_set_is_none_of_the_image(
+    tmp_path: Path, variables: dict[str, str], is_seen: bool
+) -> None:
+    assert ("LC_CTYPE" in images_environment(tmp_path, variables)) == is_seen
+
+
 @pytest.fixture
 def accounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "passwd"
