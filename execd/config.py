@@ -82,10 +82,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     longest."""
     token_sha256: Sha256 | None = None
     """SHA-256 (hex) of the access token; without a token anybody who reaches the port may call."""
-    python: Annotated[
-        str | None, _default("the first python3 on PATH outside execd's own environment")
-    ] = None
-    """The program behind `python` and `python3` of commands."""
+    python: Annotated[str, Meta(min_length=1)] = "auto"
+    """The Python of sessions: `image` (the first python3 on PATH outside execd's environment),
+    `own` (execd's), `auto` (the image's if it can serve, else execd's) or a path. `python` of
+    commands is the same, or the image's; with `--image-env on` only where PATH has no python3."""
     pass_env: tuple[str, ...] = ()
     """Variables of execd's environment for commands (a glob; repeatable)."""
     image_env: Annotated[Literal["on", "off"], _default("`on` in a tree, else `off`")] = "off"
@@ -336,7 +336,7 @@ def _check_rules(config: Config, sources: Mapping[str, str]) -> None:
             raise ConfigError(
                 f"{sources['run_as']}: only a daemon that is root can run commands as another user"
             )
-    if config.python is not None and not (
+    if config.python not in ("auto", "image", "own") and not (
         os.path.isfile(config.python) and os.access(config.python, os.X_OK)
     ):
         raise ConfigError(f"{sources['python']}: {config.python} is not the path of a program")

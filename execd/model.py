@@ -129,6 +129,17 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     """``display`` is the code of a cell, and ``argv`` is empty."""
 
 
+class Interpreter(msgspec.Struct, frozen=True):
+    """A Python of sessions."""
+
+    path: str
+    """The program."""
+    origin: Literal["image", "own", "setting"]
+    """`image`: the Python of the image; `own`: that of execd; `setting`: that of `--python`."""
+    reason: str
+    """Why sessions run on this Python and not on another, in words."""
+
+
 StartedBy = Literal["shell", "direct", "argv"]
 """How a command was started: by its shell; by execd, from a command line that needs no shell; or by
 execd, from the caller's list of arguments."""

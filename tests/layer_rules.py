@@ -62,7 +62,7 @@ LAYERS = {
         "errors model config proc kernel engine.store engine.output engine.executions", "msgspec"
     ),
     "engine": Layer(
-        "errors model config allocator proc warden files files.archive files.watch"
+        "errors model config own_tree allocator proc warden files files.archive files.watch"
         " engine.store engine.output engine.files engine.metrics engine.executions engine.disk"
         " engine.sessions",
         "msgspec",

@@ -24,6 +24,11 @@ CAPABILITIES = {
         "trouble": None,
         "refused": None,
         "restarts": 0,
+        "interpreter": {
+            "path": "/usr/bin/python3",
+            "origin": "image",
+            "reason": "the first python3 on PATH",
+        },
         "python": "3.13.9",
         "ipython": "9.18.1",
         "import_seconds": 0.912505,

@@ -100,6 +100,12 @@ class InstanceFacts(Struct, frozen=True, kw_only=True):
     restores: int
 
 
+class Interpreter(Struct, frozen=True, kw_only=True):
+    path: str
+    origin: str
+    reason: str
+
+
 class InterruptReply(Struct, frozen=True, kw_only=True):
     interrupted: bool
 
@@ -178,6 +184,7 @@ class SessionCapabilities(Struct, frozen=True, kw_only=True):
     trouble: str | None
     refused: RefusalReply | None
     restarts: int
+    interpreter: Interpreter
     python: str | None = None
     ipython: str | None = None
     import_seconds: float | None = None
@@ -344,6 +351,7 @@ class SessionReply(Struct, frozen=True, kw_only=True):
     last_used_at: str
     cwd: str
     limits: LimitsReply | None
+    interpreter: Interpreter | None
     pid: int | None
     memory_bytes: int
     waiting: int

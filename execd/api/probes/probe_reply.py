@@ -8,6 +8,9 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+# msgspec reads the annotations at run time.
+from execd.model import Interpreter  # noqa: TC001
+
 
 class RootReply(msgspec.Struct, frozen=True, kw_only=True):
     """The daemon serves requests."""
@@ -86,6 +89,9 @@ class SessionCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Why the interpreter cannot serve sessions; null: nothing is known against it."""
     restarts: int
     """How often the daemon replaced the zygote."""
+    interpreter: Interpreter
+    """The Python that serves the sessions; before the first zygote is ready, the Python that is
+    tried."""
     python: str | UnsetType = UNSET
     """The version of Python. Absent before the first zygote is ready."""
     ipython: str | UnsetType = UNSET

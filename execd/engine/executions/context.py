@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from execd.engine.metrics.counters import Counters
     from execd.engine.output.held_pipes import HeldPipes
     from execd.engine.store.state_dir import Spool, StateDir
-    from execd.model import Limits, Stream
+    from execd.model import Interpreter, Limits, Stream
     from execd.proc.client import WardenClient
     from execd.proc.spawn import Identity
 
@@ -39,8 +39,10 @@ class EngineContext:
     warden: WardenClient
     identity: Identity
     """The user of user code."""
-    python: str
-    """Path of the interpreter for the name ``python`` in commands, and for sessions."""
+    interpreters: tuple[Interpreter, ...]
+    """For sessions, in order of preference; the first is ``python`` of commands."""
+    certificates: Mapping[str, str]
+    """Variables for programs of execd's own Python (``interpreters.certificates_for_tree``)."""
     store: StateDir
     environment: ChildEnvironment
     direct_exec: DirectExec

@@ -12,7 +12,7 @@ import fnmatch
 import os
 import re
 import shutil
-import sys
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from execd.engine.executions import passwd
@@ -29,6 +29,8 @@ OWN_PREFIX = "EXECD_"
 """Of the daemon's settings, and of the hash of the token. A pattern passes none of these on."""
 DAEMONS_PREFIXES = (OWN_PREFIX, "SANDBOX_", "OTEL_", "KUBERNETES_")
 PROCESS_VARIABLES = frozenset(("_", "OLDPWD", "PWD", "SHLVL"))
+COERCED_LOCALES = frozenset(("C.UTF-8", "C.utf8", "UTF-8"))
+C_LOCALES = frozenset(("", "C", "POSIX"))
 GIT = {
     "GIT_CONFIG_COUNT": "1",
     "GIT_CONFIG_KEY_0": "safe.directory",
@@ -43,29 +45,6 @@ LOGIN_BASH = re.compile(
 LOGIN_CHARACTERS = 4096
 """A command line is searched up to here."""
 LOGIN_FILE = os.path.join(os.path.dirname(__file__), "login_shell.bash")
-
-
-def find_python(config: Config, search_path: str) -> str:
-    """Return the interpreter for the name ``python``: the setting, else the first python3 outside
-    execd's own environment."""
-    if config.python is not None:
-        return os.path.abspath(config.python)
-    own = os.path.realpath(os.path.join(sys.prefix, "bin"))
-    for directory in search_path.split(os.pathsep):
-        candidate = os.path.join(directory, "python3")
-        if directory and os.path.realpath(directory) != own and _is_program(candidate):
-            return os.path.abspath(candidate)
-    return sys.executable
-
-
-def _is_program(path: str) -> bool:
-    """Version managers put shell scripts named python3 on PATH: slow to start, and lost without
-    variables of their own."""
-    try:
-        with open(path, "rb") as file:
-            return os.access(path, os.X_OK) and file.read(4) == b"\x7fELF"
-    except OSError:
-        return False
 
 
 def is_virtual_environment(python: str) -> bool:
@@ -85,7 +64,9 @@ class ChildEnvironment:
         bin_dir: str,
         python: str,
         temporary_dir: str = "/tmp",
+        python_variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        """``python_variables``: for programs of ``python``, where the image has no value."""
         self._first = os.path.dirname(python) if is_virtual_environment(python) else bin_dir
         passed = passed_on(config, environment)
         self.passed = tuple(sorted(passed))
@@ -102,6 +83,8 @@ class ChildEnvironment:
             "PATH": self._search_path(passed.get("HOME", config.base_dir)),
             "TMPDIR": temporary_dir,
         }
+        if self._first in self._fixed["PATH"].split(":"):
+            self._fixed = {**python_variables, **self._fixed}
         if self._is_images:
             self._fixed["HOME"] = home_of_commands(config, environment)
             self._fixed["USER"] = _user_name(commands_uid(config))
@@ -153,9 +136,22 @@ def keep_path_at_login(env: dict[str, str], argv: Sequence[str]) -> None:
         env["EXECD_LOGIN_PATH"] = env.get("PATH", USUAL_DIRS)
 
 
+def _is_coerced(environment: Mapping[str, str]) -> bool:
+    """Whether the daemon's own Python has set LC_CTYPE, as where nothing names another locale than
+    that of C (PEP 538)."""
+    return (
+        not environment.get("LC_ALL")
+        and environment.get("LANG", "") in C_LOCALES
+        and environment.get("LC_CTYPE") in COERCED_LOCALES
+    )
+
+
 def passed_on(config: Config, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of the daemon's environment that commands see."""
-    return {name: value for name, value in environment.items() if _is_passed(name, config)}
+    passed = {name: value for name, value in environment.items() if _is_passed(name, config)}
+    if config.image_env == "on" and _is_coerced(environment):
+        passed.pop("LC_CTYPE", None)
+    return passed
 
 
 def _is_passed(name: str, config: Config) -> bool:

@@ -189,7 +189,7 @@ def test_spelling_of_a_request_makes_it_no_other(fields: dict[str, Any]) -> None
         ({"shell": "/bin/sh"}, {}),
         ({"shell": ["/bin/sh", "-c"]}, {}),
         ({"shell": "bash"}, {"shell": ["bash", "-c"]}),
-        ({"language": "python"}, {"shell": "python"}),
+        ({"language": "python"}, {"shell": "python3"}),
         ({"language": None}, {}),
         ({"pty": {}}, {"pty": {"cols": 80, "rows": 24}}),
         ({"pty": True}, {"pty": {}}),

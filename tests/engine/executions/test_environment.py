@@ -14,7 +14,6 @@ from execd.engine.executions.environment import (
     MARKER,
     USUAL_DIRS,
     ChildEnvironment,
-    find_python,
     is_virtual_environment,
 )
 from tests.engine.conftest import make_config, running, sh
@@ -144,24 +143,6 @@ def make_program(
     if venv:
         (folder / "pyvenv.cfg").touch()
     return str(folder / "bin/python3")
-
-
-def test_the_python_of_commands_is_the_setting_else_the_first_program_on_path_but_our_own(
-    tmp_path: Path,
-) -> None:
-    config = make_config(tmp_path)
-    script = make_program(tmp_path / "script", content=b"#!/bin/sh\n")
-    closed = make_program(tmp_path / "closed", mode=0o644)
-    real = make_program(tmp_path / "real")
-    own = os.path.join(sys.prefix, "bin")
-    path = ":".join(
-        [own, "", "/no/such", *(os.path.dirname(program) for program in (script, closed, real))]
-    )
-    assert find_python(config, path) == real
-    assert find_python(config, f"{own}:/no/such") == sys.executable
-    assert find_python(make_config(tmp_path, python="rel/python"), path) == os.path.abspath(
-        "rel/python"
-    )
 
 
 def test_a_virtual_environments_python_is_used_in_its_place(tmp_path: Path) -> None:
@@ -318,6 +299,22 @@ def test_path_is_that_of_the_image_with_execd_s_python_last_where_the_image_has_
     env = images_environment(tmp_path, {"PATH": without}, {"HOME": "/h"})
     assert env["PATH"] == f"{without}:/state/bin", "a request's HOME changes nothing"
     assert images_environment(tmp_path, {})["PATH"].startswith(USUAL_DIRS)
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_seen"),
+    [
+        ({"LC_CTYPE": "C.UTF-8"}, False),
+        ({"LC_CTYPE": "C.UTF-8", "LANG": "C"}, False),
+        ({"LC_CTYPE": "C.UTF-8", "LANG": "de_DE.UTF-8"}, True),
+        ({"LC_CTYPE": "C.UTF-8", "LC_ALL": "C"}, True),
+        ({"LC_CTYPE": "de_DE.UTF-8"}, True),
+    ],
+)
+def test_locale_that_the_daemon_s_python_has_set_is_none_of_the_image(
+    tmp_path: Path, variables: dict[str, str], is_seen: bool
+) -> None:
+    assert ("LC_CTYPE" in images_environment(tmp_path, variables)) == is_seen
 
 
 @pytest.fixture
