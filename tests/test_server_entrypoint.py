@@ -286,7 +286,7 @@ def test_the_image_s_own_program_is_no_execution_and_takes_no_place_of_one(
     token = new_token()
     daemon: Daemon = start(
         *shape,
-        *("--max-running=1", "--timeout=0.2", "--processes=2", "--", "sh", "-c"),
+        *("--max-running=1", "--timeout=2", "--processes=2", "--", "sh", "-c"),
         f"sleep {token} & sleep {token} & sleep {token} & sleep {token}",
     )
     daemon.wait_ready()

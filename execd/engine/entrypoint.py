@@ -28,12 +28,14 @@ What can race.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import resource
 import signal
 import stat
 import sys
+import termios
 from typing import TYPE_CHECKING
 
 from execd.engine.executions import exit_status
@@ -41,6 +43,7 @@ from execd.engine.executions.environment import MARKER, marker_entry
 from execd.engine.executions.execution_record import new_id
 from execd.engine.executions.stdio import give_to_user
 from execd.model import NO_EXIT_CODE, NOT_EXECUTABLE_EXIT_CODE, SIGNAL_EXIT_CODE, Limits
+from execd.proc import kernel_traits
 from execd.proc.client import SpawnError, WardenLost
 from execd.proc.messages import Exited, Spawn
 from execd.proc.program_block import pack
@@ -164,6 +167,27 @@ class Entrypoint:
         if not self._was_asked:
             return without
         return self.ended.result() if self.ended.done() else KILLED
+
+
+def release_terminal() -> bool:
+    """Give up the container's terminal, so that CMD may control it: Ctrl-C, jobs of a shell, and
+    the terminal's size are then CMD's. Return whether there was a terminal to give.
+
+    gVisor lets nobody control a terminal again that was given up. There the daemon keeps the
+    terminal, and passes on the signals.
+    """
+    if os.getsid(0) != os.getpid() or not os.isatty(0):
+        return False  # without a session of its own, the terminal is somebody else's
+    if not kernel_traits.find().signals_terminals:
+        return False
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the kernel hangs up: tty_ioctl(4)
+    try:
+        fcntl.ioctl(0, termios.TIOCNOTTY)
+    except OSError:  # not the controlling terminal
+        return False
+    finally:
+        signal.signal(signal.SIGHUP, former)
+    return True
 
 
 def image_environment(environment: Mapping[str, str]) -> dict[str, str]:
