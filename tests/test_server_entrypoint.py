@@ -119,6 +119,15 @@ def test_the_image_s_own_program_has_the_container_s_stdio_directory_and_variabl
     assert "listening" in [line["message"] for line in log_lines(log.read_text())]
 
 
+@pytest.mark.parametrize("given", [{}, {"LC_CTYPE": "C"}, {"LC_CTYPE": "C.UTF-8"}])
+def test_the_image_s_own_program_has_the_container_s_locale(
+    tmp_path: Path, given: dict[str, str]
+) -> None:
+    done = run(tmp_path, "--", "env", env=given)
+    found = [line for line in done.stdout.splitlines() if line.startswith(("LC_", "LANG"))]
+    assert found == [f"{name}={value}" for name, value in given.items()]
+
+
 def test_the_image_s_own_program_has_the_container_s_limit_of_open_files(tmp_path: Path) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     done = run(

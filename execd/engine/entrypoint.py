@@ -46,6 +46,7 @@ from execd.model import NO_EXIT_CODE, NOT_EXECUTABLE_EXIT_CODE, SIGNAL_EXIT_CODE
 from execd.proc import kernel_traits
 from execd.proc.client import SpawnError, WardenLost
 from execd.proc.messages import Exited, Spawn
+from execd.proc.process_tree import read_environment
 from execd.proc.program_block import pack
 from execd.proc.rlimits import open_files
 
@@ -129,7 +130,7 @@ class Entrypoint:
 
     def _request(self, context: EngineContext, environment: Mapping[str, str]) -> Spawn:
         execution_id = new_id()
-        env = {**image_environment(environment), MARKER: execution_id}
+        env = {MARKER: execution_id, **image_environment(environment)}
         identity = context.identity
         # As many as the kernel lets a program have that shares the daemon's user.
         most_files = open_files(Limits(open_files=sys.maxsize))
@@ -191,10 +192,18 @@ def release_terminal() -> bool:
 
 
 def image_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of the image, of the daemon's own."""
-    return {
+    """Return the variables of the image, of the daemon's own.
+
+    Without a locale of the container's, the daemon's Python has set LC_CTYPE by itself (PEP 538).
+    """
+    image = {
         name: value for name, value in environment.items() if not name.startswith(HIDDEN_PREFIXES)
     }
+    if image.pop("LC_CTYPE", None) is not None:
+        for entry in read_environment(os.getpid()):
+            if entry.startswith(b"LC_CTYPE="):
+                image["LC_CTYPE"] = os.fsdecode(entry.partition(b"=")[2])
+    return image
 
 
 def _is_private(fd: int) -> bool:
