@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import functools
 import gc
 import logging
@@ -31,7 +30,6 @@ import resource
 import signal
 import socket
 import sys
-import termios
 import threading
 from typing import TYPE_CHECKING, NoReturn
 
@@ -42,7 +40,7 @@ from execd.allocator import give_back_memory, limit_arenas
 from execd.config import EXIT_USAGE, ConfigError
 from execd.engine.assembly import CONNECTIONS_SHARE, EXECUTIONS_SHARE, CannotStart
 from execd.engine.engine import Engine
-from execd.engine.entrypoint import FORWARDED, Entrypoint
+from execd.engine.entrypoint import FORWARDED, Entrypoint, release_terminal
 from execd.engine.executions.command import parse_identity
 from execd.engine.files.service import make_base_dir
 from execd.engine.store.state_dir import StateDirError
@@ -92,7 +90,7 @@ def serve(
     _make_base_dir(config.base_dir, config.run_as)
     flush_log = logging_setup.setup(config.log_level, config.log_fd)
     soft_open_files = _raise_open_files()
-    gives_terminal = bool(command) and _release_terminal()
+    gives_terminal = bool(command) and release_terminal()
 
     def announce() -> None:
         if on_listening is not None:
@@ -139,21 +137,6 @@ def _open_stdio() -> None:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number
-
-
-def _release_terminal() -> bool:
-    """Give up the container's terminal, so that the image's program may control it: Ctrl-C, jobs of
-    a shell, and the terminal's size are then the program's. Return whether there was a terminal."""
-    if os.getsid(0) != os.getpid() or not os.isatty(0):
-        return False  # without a session of its own, the terminal is somebody else's
-    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the kernel hangs up: tty_ioctl(4)
-    try:
-        fcntl.ioctl(0, termios.TIOCNOTTY)
-    except OSError:  # another's terminal, or gVisor's
-        return False
-    finally:
-        signal.signal(signal.SIGHUP, former)
-    return True
 
 
 def _raise_open_files() -> int:

@@ -119,6 +119,15 @@ def test_the_image_s_own_program_has_the_container_s_stdio_directory_and_variabl
     assert "listening" in [line["message"] for line in log_lines(log.read_text())]
 
 
+@pytest.mark.parametrize("given", [{}, {"LC_CTYPE": "C"}, {"LC_CTYPE": "C.UTF-8"}])
+def test_the_image_s_own_program_has_the_container_s_locale(
+    tmp_path: Path, given: dict[str, str]
+) -> None:
+    done = run(tmp_path, "--", "env", env=given)
+    found = [line for line in done.stdout.splitlines() if line.startswith(("LC_", "LANG"))]
+    assert found == [f"{name}={value}" for name, value in given.items()]
+
+
 def test_the_image_s_own_program_has_the_container_s_limit_of_open_files(tmp_path: Path) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     done = run(
@@ -286,7 +295,7 @@ def test_the_image_s_own_program_is_no_execution_and_takes_no_place_of_one(
     token = new_token()
     daemon: Daemon = start(
         *shape,
-        *("--max-running=1", "--timeout=0.2", "--processes=2", "--", "sh", "-c"),
+        *("--max-running=1", "--timeout=2", "--processes=2", "--", "sh", "-c"),
         f"sleep {token} & sleep {token} & sleep {token} & sleep {token}",
     )
     daemon.wait_ready()

@@ -28,12 +28,14 @@ What can race.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import resource
 import signal
 import stat
 import sys
+import termios
 from typing import TYPE_CHECKING
 
 from execd.engine.executions import exit_status
@@ -41,8 +43,10 @@ from execd.engine.executions.environment import MARKER, marker_entry
 from execd.engine.executions.execution_record import new_id
 from execd.engine.executions.stdio import give_to_user
 from execd.model import NO_EXIT_CODE, NOT_EXECUTABLE_EXIT_CODE, SIGNAL_EXIT_CODE, Limits
+from execd.proc import kernel_traits
 from execd.proc.client import SpawnError, WardenLost
 from execd.proc.messages import Exited, Spawn
+from execd.proc.process_tree import read_environment
 from execd.proc.program_block import pack
 from execd.proc.rlimits import open_files
 
@@ -126,7 +130,7 @@ class Entrypoint:
 
     def _request(self, context: EngineContext, environment: Mapping[str, str]) -> Spawn:
         execution_id = new_id()
-        env = {**image_environment(environment), MARKER: execution_id}
+        env = {MARKER: execution_id, **image_environment(environment)}
         identity = context.identity
         # As many as the kernel lets a program have that shares the daemon's user.
         most_files = open_files(Limits(open_files=sys.maxsize))
@@ -166,11 +170,40 @@ class Entrypoint:
         return self.ended.result() if self.ended.done() else KILLED
 
 
+def release_terminal() -> bool:
+    """Give up the container's terminal, so that CMD may control it: Ctrl-C, jobs of a shell, and
+    the terminal's size are then CMD's. Return whether there was a terminal to give.
+
+    gVisor lets nobody control a terminal again that was given up. There the daemon keeps the
+    terminal, and passes on the signals.
+    """
+    if os.getsid(0) != os.getpid() or not os.isatty(0):
+        return False  # without a session of its own, the terminal is somebody else's
+    if not kernel_traits.find().signals_terminals:
+        return False
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the kernel hangs up: tty_ioctl(4)
+    try:
+        fcntl.ioctl(0, termios.TIOCNOTTY)
+    except OSError:  # not the controlling terminal
+        return False
+    finally:
+        signal.signal(signal.SIGHUP, former)
+    return True
+
+
 def image_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of the image, of the daemon's own."""
-    return {
+    """Return the variables of the image, of the daemon's own.
+
+    Without a locale of the container's, the daemon's Python has set LC_CTYPE by itself (PEP 538).
+    """
+    image = {
         name: value for name, value in environment.items() if not name.startswith(HIDDEN_PREFIXES)
     }
+    if image.pop("LC_CTYPE", None) is not None:
+        for entry in read_environment(os.getpid()):
+            if entry.startswith(b"LC_CTYPE="):
+                image["LC_CTYPE"] = os.fsdecode(entry.partition(b"=")[2])
+    return image
 
 
 def _is_private(fd: int) -> bool:
