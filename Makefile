@@ -24,6 +24,9 @@
 #   make tree          execd for any image, in build/tree: the folder, its .tar.zst, and the single
 #                      file `execd` (ARCH=arm64 for the other architecture; needs Debian's gcc,
 #                      libzstd-dev, zstd)
+#   make tree-image    the same as an image FROM scratch, localhost/execd-tree; needs podman
+#   make test-anywhere  the tree and the single file in images that have nothing of execd, natively and
+#                      in gVisor (Debian, root; ROOTS="musl scratch" for some of the images)
 #   make tree-lock     pin the Debian packages of the tree at the archive's versions
 #   make audit         known vulnerabilities of the packages in the image; asks pypi.org, so no
 #                      part of CI
@@ -55,11 +58,11 @@ INSTALLED := $(WINGS:%=%/pyproject.toml) pyproject.toml requirements-dev.txt exe
 	image/make-ipython image/requirements-ipython-py39.txt image/requirements-ipython-py311.txt
 
 # Python scripts without the suffix .py, which ruff does not find without help.
-SCRIPTS := .ci/await .ci/suite .ci/verdict .ci/in-gvisor image/sbom image/link-copies
+SCRIPTS := .ci/await .ci/suite .ci/verdict .ci/in-gvisor .ci/in-root image/tree/pack image/sbom image/link-copies
 
 .DEFAULT_GOAL := test
 .PHONY: run test test-install test-clients quick explore client clients soak \
-	mutants lint bench bench-sessions image tree tree-lock audit reference docs test-gvisor env clean
+	mutants lint bench bench-sessions image tree tree-image tree-lock test-anywhere audit reference docs test-gvisor env clean
 
 env: $(ENV)
 test-install: $(TEST_ENV)
@@ -190,6 +193,15 @@ tree:
 		-static -s -o $(TREES)/single-$(ARCH) image/tree/single.c -lzstd
 	image/tree/pack $(TREES)/$(ARCH) $(TREES)/single-$(ARCH) \
 		$(TREES)/execd-$(ARCH).tar.zst $(TREES)/execd-$(ARCH)
+
+tree-image: tree
+	podman build --quiet --build-arg ARCH=$(ARCH) --tag localhost/execd-tree \
+		--file image/tree/Dockerfile $(TREES)
+
+ROOTS ?=
+
+test-anywhere: $(ENV)
+	.ci/test-anywhere $(ROOTS)
 
 tree-lock:
 	for arch in amd64 arm64; do image/tree/lock $$arch || exit; done

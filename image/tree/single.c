@@ -12,7 +12,7 @@
  *   two starts at once     Both unpack, one rename wins (rename(2) refuses a folder that is not
  *                          empty), and the loser takes the winner's tree.
  *   a killed start         Its part stays. Each start holds flock(2) on its part, and removes the
- *                          parts of this user that nobody holds.
+ *                          parts of this user that nobody holds (see make_part).
  *   a planted folder       A tree must belong to this user or to root, be writable by nobody else,
  *                          and hold the file .complete of such an owner. Else the next base.
  *   full disk, noexec, read-only, no directory: the next base; the reasons are printed if none is
@@ -249,21 +249,38 @@ static int has_room(const char *base) {
   return 0;
 }
 
+/* A new part, locked. Another start may sweep a part between its making and its lock: then the lock
+ * is on a folder without a name, and the next part is made. */
+static int make_part(char *path, size_t size, const char *base) {
+  for (;;) {
+    struct stat locked, named;
+    snprintf(path, size, "%s/%sXXXXXX", base, PART);
+    if (!mkdtemp(path))
+      return -1;
+    int part = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (part < 0 && errno == ENOENT)
+      continue;
+    if (part < 0 || flock(part, LOCK_EX) || fstat(part, &locked))
+      return -1;
+    if (!lstat(path, &named) && named.st_ino == locked.st_ino)
+      return part;
+    close(part);
+  }
+}
+
 static int unpack_at(const char *base, const char *tree) {
-  char path[PATH_MAX];
-  snprintf(path, sizeof path, "%s/%sXXXXXX", base, PART);
-  if (!mkdtemp(path)) {
+  char path[BELOW_BYTES];
+  int part = make_part(path, sizeof path, base);
+  if (part < 0) {
     give_reason(base, "cannot make a directory", errno);
     return -1;
   }
-  int part = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-  int failed = part < 0 || flock(part, LOCK_EX) || unpack_into(part) || fchmod(part, 0755) ||
-               (rename(path, tree) && look(tree) != TREE);
+  int failed =
+      unpack_into(part) || fchmod(part, 0755) || (rename(path, tree) && look(tree) != TREE);
   if (failed)
     give_reason(base, "cannot unpack", errno);
   remove_tree(path); /* after a lost rename too; after a won one there is nothing of this name */
-  if (part >= 0)
-    close(part);
+  close(part);
   return failed ? -1 : 0;
 }
 
