@@ -103,12 +103,12 @@ def _make_state_dir(config: Config, base_dir: str, tree: str | None, places: Seq
 def _reason_against(path: str, *, is_open: bool) -> str | None:
     """Make the folder, and return why it cannot be the state dir; None: it can. ``is_open``:
     another user runs commands, and has to pass through the folder to its bin."""
-    mode = 0o711 if is_open else 0o700
     try:
         parent = os.path.dirname(path)
         if not os.path.lexists(parent):
             os.makedirs(parent, 0o755)
         is_shared = bool(os.stat(parent).st_mode & 0o022)
+        mode = 0o700 if is_shared and not is_open else 0o711
         with contextlib.suppress(FileExistsError):
             if not os.path.lexists(path):
                 os.mkdir(path, mode)

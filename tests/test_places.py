@@ -53,7 +53,7 @@ def close(folder: Path) -> None:
 
 def test_base_dir_in_a_tree_is_the_workdir(image: Path) -> None:
     assert found(image) == ("app", "lib/execd")
-    assert (image / "lib/execd").stat().st_mode & 0o7777 == 0o700
+    assert (image / "lib/execd").stat().st_mode & 0o7777 == 0o711
 
 
 def test_base_dir_is_the_next_writable_place_where_the_workdir_is_none(
@@ -104,6 +104,8 @@ def test_state_dir_is_the_first_place_that_can_be_made(image: Path) -> None:
     (image / "run").rmdir()
     close(image / "run")
     assert found(image) == ("app", "shm/execd-0")
+    assert (image / "shm/execd-0").stat().st_mode & 0o7777 == 0o700
+    assert found(image) == ("app", "shm/execd-0"), "at the next start, too"
 
 
 def test_state_dir_never_lies_inside_the_base_dir_nor_the_base_dir_or_the_tree_inside_it(

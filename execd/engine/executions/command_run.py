@@ -156,8 +156,8 @@ class CommandRunner:
 
     async def start(self, execution: Execution) -> Result | None:
         command = execution.command
-        words = self._context.default_shell.words_instead(command.program)
-        if words is not None:
+        shell, words = self._context.default_shell, None
+        if shell.is_missing and (words := shell.words_instead(command.program)) is not None:
             command = msgspec.structs.replace(command, program=argv_program(words))
         for is_retry in (False, True):
             if not self._context.warden.up.is_set():
@@ -202,7 +202,7 @@ class CommandRunner:
             else:
                 break
         if not child.is_direct:
-            self._context.default_shell.note_start(command.program.argv[0])
+            shell.note_start(command.program.argv[0])
         self._stands_for_dash = child.is_direct and direct is not None and direct.shell_forks
         if child.is_direct or words is not None:
             execution.started_by = "direct"

@@ -40,7 +40,7 @@ class DefaultShell:
 
     def is_missed_by(self, program: Program) -> bool:
         """Whether ``program`` is a command line that no shell can read here."""
-        return program.argv[:-1] == SHELL and not is_argv(program) and self.is_missing
+        return self.is_missing and program.argv[:-1] == SHELL and not is_argv(program)
 
     def words_instead(self, program: Program) -> list[str] | None:
         """Return the words to start where the image has no shell; None: as ``program`` says."""
