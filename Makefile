@@ -68,9 +68,9 @@ env: $(ENV)
 test-install: $(TEST_ENV)
 
 # What each install leaves in .venv, on the disk. tests/test_install_figures.py counts the first two.
-DAEMON_FIGURES := 57 packages, 120 MB
-TEST_FIGURES := 99 packages, 200 MB
-ENV_FIGURES := 188 packages, 725 MB
+DAEMON_FIGURES := 57 packages, 90 MB
+TEST_FIGURES := 99 packages, 170 MB
+ENV_FIGURES := 188 packages, 695 MB
 
 $(DAEMON_ENV): $(INSTALLED)
 	@echo "== make: install the daemon's packages into $(VENV) ($(DAEMON_FIGURES))"
