@@ -21,6 +21,13 @@
 #   make test-gvisor   the conformance suite against a daemon inside gVisor (Debian, root)
 #   make image         the container image and its software bill of materials; needs podman and a
 #                      registry (image/build; without a registry: image/make-base)
+#   make tree          execd for any image, in build/tree: the folder, its .tar.zst, and the single
+#                      file `execd` (ARCH=arm64 for the other architecture; needs Debian's gcc,
+#                      libzstd-dev, zstd)
+#   make tree-image    the same as an image FROM scratch, localhost/execd-tree; needs podman
+#   make test-anywhere  the tree and the single file in images that have nothing of execd, natively and
+#                      in gVisor (Debian, root; ROOTS="musl scratch" for some of the images)
+#   make tree-lock     pin the Debian packages of the tree at the archive's versions
 #   make audit         known vulnerabilities of the packages in the image; asks pypi.org, so no
 #                      part of CI
 #   make reference     write the generated sections of docs/, and llms.txt, anew
@@ -51,19 +58,19 @@ INSTALLED := $(WINGS:%=%/pyproject.toml) pyproject.toml requirements-dev.txt exe
 	image/make-ipython image/requirements-ipython-py39.txt image/requirements-ipython-py311.txt
 
 # Python scripts without the suffix .py, which ruff does not find without help.
-SCRIPTS := .ci/await .ci/suite .ci/verdict .ci/in-gvisor image/sbom image/link-copies
+SCRIPTS := .ci/await .ci/suite .ci/verdict .ci/in-gvisor .ci/in-root image/tree/pack image/sbom image/link-copies
 
 .DEFAULT_GOAL := test
 .PHONY: run test test-install test-clients quick explore client clients soak \
-	mutants lint bench bench-sessions image audit reference docs test-gvisor env clean
+	mutants lint bench bench-sessions image tree tree-image tree-lock test-anywhere audit reference docs test-gvisor env clean
 
 env: $(ENV)
 test-install: $(TEST_ENV)
 
 # What each install leaves in .venv, on the disk. tests/test_install_figures.py counts the first two.
-DAEMON_FIGURES := 57 packages, 120 MB
-TEST_FIGURES := 99 packages, 200 MB
-ENV_FIGURES := 188 packages, 725 MB
+DAEMON_FIGURES := 57 packages, 90 MB
+TEST_FIGURES := 99 packages, 170 MB
+ENV_FIGURES := 188 packages, 695 MB
 
 $(DAEMON_ENV): $(INSTALLED)
 	@echo "== make: install the daemon's packages into $(VENV) ($(DAEMON_FIGURES))"
@@ -176,6 +183,28 @@ bench-sessions: $(ENV)
 
 image:
 	image/build
+
+ARCH ?= amd64
+TREES := build/tree
+
+tree:
+	image/tree/build $(ARCH) $(TREES)/$(ARCH) $(if $(filter-out amd64,$(ARCH)),$(TREES)/amd64)
+	$(if $(filter arm64,$(ARCH)),aarch64,x86_64)-linux-gnu-gcc -O2 -std=gnu11 -Wall -Wextra -Werror \
+		-static -s -o $(TREES)/single-$(ARCH) image/tree/single.c -lzstd
+	image/tree/pack $(TREES)/$(ARCH) $(TREES)/single-$(ARCH) \
+		$(TREES)/execd-$(ARCH).tar.zst $(TREES)/execd-$(ARCH)
+
+tree-image: tree
+	podman build --quiet --build-arg ARCH=$(ARCH) --tag localhost/execd-tree \
+		--file image/tree/Dockerfile $(TREES)
+
+ROOTS ?=
+
+test-anywhere: $(ENV)
+	.ci/test-anywhere $(ROOTS)
+
+tree-lock:
+	for arch in amd64 arm64; do image/tree/lock $$arch || exit; done
 
 # Only pins with hashes are read, so pip has nothing to resolve. --strict: a package that could not
 # be looked up is a failure.

@@ -26,9 +26,20 @@ def make_group(serve: Callable[[dict[str, object]], None]) -> click.Group:
         """execd runs commands and moves files inside a sandbox pod."""
 
     @_options
-    @cli.command("serve")
+    @click.option(
+        "--detach",
+        is_flag=True,
+        help="Return when the daemon listens, for hooks that cannot leave a program in the "
+        "background. The log goes to --log-fd, or nowhere.",
+    )
+    @cli.command("serve", options_metavar="[OPTIONS] [-- CMD ARG...]")
     def serve_command(**flags: object) -> None:
-        """Serve until SIGTERM."""
+        """Serve until SIGTERM.
+
+        With -- CMD ARG... also run the image's own program: with the container's input, output,
+        variables and directory. CMD gets the signals of the container, and the daemon ends with
+        CMD and with CMD's exit code.
+        """
         serve(flags)
 
     return cli

@@ -10,6 +10,7 @@ over the default.
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import sys
@@ -31,7 +32,7 @@ ENVIRONMENT_NAMES = {
     "opensandbox_env_file": "EXECD_ENVS",
 }
 
-REPEATABLE = ("dialect", "pass_env", "preload")
+REPEATABLE = ("dialect", "hide_env", "pass_env", "preload")
 """Settings that are lists: a flag for each item, or one variable with commas."""
 
 T = TypeVar("T")
@@ -60,20 +61,39 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     dialect: tuple[str, ...] = ()
     """NAME=PORT: a port for clients of another dialect (repeatable): `opensandbox`, `e2b-envd`,
     `e2b-code`, `sandboxd-rest`, `sandboxd-grpc`, or the name of another wing."""
-    base_dir: Annotated[str, Meta(min_length=1)] = "./workspace"
-    """Directory of the files, and working directory of commands."""
-    state_dir: Annotated[str, Meta(min_length=1)] = "./.execd-state"
-    """Directory of the journal and the logs of large outputs; never inside the base dir."""
+    base_dir: Annotated[str, Meta(min_length=1), _default("`auto` in a tree, else ./workspace")] = (
+        "./workspace"
+    )
+    """Directory of the files, and working directory of commands. `auto`: the directory of execd's
+    start (the image's WORKDIR); if that is / or not writable, the first writable of /workspace,
+    HOME and a folder beside the state dir."""
+    state_dir: Annotated[
+        str, Meta(min_length=1), _default("`auto` in a tree, else ./.execd-state")
+    ] = "./.execd-state"
+    """Directory of the journal and the logs of large outputs; never inside the base dir. `auto`:
+    the first of /var/lib/execd, /run/execd and /dev/shm/execd-UID that can be made and written."""
     timeout: float = DEFAULT_TIMEOUT_SECONDS
-    """Hard limit of a command; an unusable value means 300, with a warning."""
+    """Hard limit of a command without a limit of its own; an unusable value means 300, with a
+    warning."""
+    max_timeout: Annotated[
+        float, Seconds, _default("`--timeout` where that is set, else 86400")
+    ] = 24 * 3600.0
+    """The longest limit that a request of /v1 may ask for. Of other dialects `--timeout` is the
+    longest."""
     token_sha256: Sha256 | None = None
     """SHA-256 (hex) of the access token; without a token anybody who reaches the port may call."""
-    python: Annotated[
-        str | None, _default("the first python3 on PATH outside execd's own environment")
-    ] = None
-    """The program behind `python` and `python3` of commands."""
+    python: Annotated[str, Meta(min_length=1)] = "auto"
+    """The Python of sessions: `image` (the first python3 on PATH outside execd's environment),
+    `own` (execd's), `auto` (the image's if it can serve, else execd's) or a path. `python` of
+    commands is the same, or the image's; with `--image-env on` only where PATH has no python3."""
     pass_env: tuple[str, ...] = ()
     """Variables of execd's environment for commands (a glob; repeatable)."""
+    image_env: Annotated[Literal["on", "off"], _default("`on` in a tree, else `off`")] = "off"
+    """`on`: commands see the image's environment, as with `docker exec`: all variables but
+    EXECD_*, SANDBOX_*, OTEL_* and KUBERNETES_*, the image's PATH and HOME. `off`: only
+    `--pass-env`, with `python` first on PATH, and the base dir as HOME."""
+    hide_env: tuple[str, ...] = ()
+    """Variables of execd's environment that commands never see (a glob; repeatable)."""
     run_as: UserId | None = None
     """UID[:GID] of commands and of file operations, for all callers; needs a root daemon."""
     namespaces: Literal["auto", "require", "off"] = "auto"
@@ -195,6 +215,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The pod's CPU limit (Downward API)."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe log line: debug, info, warning or error."""
+    log_fd: Annotated[Annotated[int, Meta(ge=0, lt=2**31)] | None, _default("stderr")] = None
+    """The open descriptor that the log goes to, so that of `serve -- CMD` CMD has stderr alone."""
 
 
 EXIT_USAGE = 2
@@ -213,24 +235,39 @@ def environment_name(name: str) -> str:
     return ENVIRONMENT_NAMES.get(name, "EXECD_" + name.upper())
 
 
-def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
-    """Return the checked settings from flags (None: not given) and environment. Raises
-    ConfigError."""
+AUTO = "auto"
+DEFAULTS_IN_TREE = {"base_dir": AUTO, "image_env": "on", "state_dir": AUTO}
+"""The defaults that differ in a tree (``own_tree``), where the image is not execd's own."""
+
+
+def load(
+    flags: Mapping[str, object], environment: Mapping[str, str], *, in_tree: bool = False
+) -> Config:
+    """Return the checked settings from flags (None: not given) and environment. A directory that
+    is AUTO is left to ``places``. Raises ConfigError."""
     values, sources = _join_sources(flags, environment)
+    if in_tree:
+        values = {**DEFAULTS_IN_TREE, **values}
     for name in REPEATABLE:
         if name in values:
             values[name] = split_items(values[name])
     if "timeout" in values:
         values["timeout"] = _usable_timeout(values["timeout"], sources["timeout"])
     config = convert(values, Config, sources)
+    if "timeout" in values and "max_timeout" not in values:
+        config = msgspec.structs.replace(config, max_timeout=config.timeout)
     _check_rules(config, sources)
     # Absolute, but links are not resolved: absolute paths under `/app` keep working if `/app` is a
     # link.
     return msgspec.structs.replace(
         config,
-        base_dir=os.path.abspath(config.base_dir),
-        state_dir=os.path.abspath(config.state_dir),
+        base_dir=_absolute(config.base_dir),
+        state_dir=_absolute(config.state_dir),
     )
+
+
+def _absolute(path: str) -> str:
+    return path if path == AUTO else os.path.abspath(path)
 
 
 def convert(values: Mapping[str, object], kind: type[T], sources: Mapping[str, str]) -> T:
@@ -299,21 +336,50 @@ def _check_rules(config: Config, sources: Mapping[str, str]) -> None:
             raise ConfigError(
                 f"{sources['run_as']}: only a daemon that is root can run commands as another user"
             )
-    if config.python is not None and not (
+    if config.python not in ("auto", "image", "own") and not (
         os.path.isfile(config.python) and os.access(config.python, os.X_OK)
     ):
         raise ConfigError(f"{sources['python']}: {config.python} is not the path of a program")
-    base_dir, state_dir = os.path.realpath(config.base_dir), os.path.realpath(config.state_dir)
-    if os.path.commonpath([base_dir, state_dir]) == base_dir:
+    if config.log_fd is not None and not _is_open_for_writing(config.log_fd):
         raise ConfigError(
+            f"{sources['log_fd']}: {config.log_fd} is not a descriptor that is open for writing"
+        )
+    if config.max_timeout < config.timeout:
+        raise ConfigError(
+            f"{sources['max_timeout']}: {config.max_timeout:g} is less than the "
+            f"{config.timeout:g} of {sources.get('timeout', flag('timeout'))}"
+        )
+    if AUTO not in (config.base_dir, config.state_dir):
+        check_apart(config)
+
+
+def check_apart(config: Config) -> None:
+    """Raises ConfigError if one of base dir and state dir is inside the other."""
+    if reason := conflict_of(config.base_dir, config.state_dir):
+        raise ConfigError(reason)
+
+
+def conflict_of(base_dir: str, state_dir: str) -> str | None:
+    base_dir, state_dir = os.path.realpath(base_dir), os.path.realpath(state_dir)
+    common = os.path.commonpath([base_dir, state_dir])
+    if common == base_dir:
+        return (
             f"--state-dir: {state_dir} is inside the base dir {base_dir}, where commands could "
             "reach it"
         )
-    if os.path.commonpath([base_dir, state_dir]) == state_dir:
-        raise ConfigError(
+    if common == state_dir:
+        return (
             f"--base-dir: {base_dir} is inside the state dir {state_dir}, which is hidden from "
             "commands"
         )
+    return None
+
+
+def _is_open_for_writing(fd: int) -> bool:
+    try:
+        return fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+    except OSError:
+        return False
 
 
 def _usable_timeout(value: object, source: str) -> float:

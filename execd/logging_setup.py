@@ -1,5 +1,5 @@
-"""Logs: one JSON object per line on stderr, through stdlib logging. ``extra`` fields become fields
-of the object.
+"""Logs: one JSON object per line on stderr or on ``--log-fd``, through stdlib logging. ``extra``
+fields become fields of the object.
 
 No code passes bodies, environment values or headers to the log. Access tokens are redacted here as
 well, since the text of an exception may quote a peer's bytes.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 import queue
 import re
 import sys
@@ -136,13 +137,17 @@ class _BatchHandler(logging.StreamHandler[TextIO]):
             pass
 
 
-def setup(level: str) -> Callable[[], None]:
-    """Send everything of ``level`` and above to stderr, from a thread. Call once, at start.
+def setup(level: str, fd: int | None = None) -> Callable[[], None]:
+    """Send everything of ``level`` and above to the descriptor ``fd``, or to stderr, from a thread.
+    Call once, at start.
 
     Returns a function that waits until the lines so far are written, one second at most. Afterwards
     end the process with ``os._exit``: the interpreter's own exit would wait for a stalled reader.
     """
-    handler = _BatchHandler(sys.stderr)
+    stream = sys.stderr
+    if fd is not None:
+        stream = os.fdopen(os.dup(fd), "w", encoding="utf-8", errors="backslashreplace")
+    handler = _BatchHandler(stream)
     handler.setFormatter(JsonFormatter())
     records: _RecordQueue = queue.SimpleQueue()
     writer = threading.Thread(

@@ -129,6 +129,17 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     """``display`` is the code of a cell, and ``argv`` is empty."""
 
 
+class Interpreter(msgspec.Struct, frozen=True):
+    """A Python of sessions."""
+
+    path: str
+    """The program."""
+    origin: Literal["image", "own", "setting"]
+    """`image`: the Python of the image; `own`: that of execd; `setting`: that of `--python`."""
+    reason: str
+    """Why sessions run on this Python and not on another, in words."""
+
+
 StartedBy = Literal["shell", "direct", "argv"]
 """How a command was started: by its shell; by execd, from a command line that needs no shell; or by
 execd, from the caller's list of arguments."""
@@ -159,10 +170,15 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     """The session whose cwd and environment the program gets, under the command's own."""
     env: dict[str, str] = {}
     """Variables on top of the environment of every child."""
+    clears_env: bool = False
+    """The program gets the variables of ``env`` alone, and the marker of its execution."""
     cwd: str | None = None
     """Relative to the base dir; ``None``: the base dir."""
     timeout_seconds: float = math.inf
-    """Hard limit, counted from spawn; inf: the daemon's own limit."""
+    """Hard limit, counted from spawn; inf: the daemon's own limit, ``--timeout``."""
+    may_exceed_timeout: bool = False
+    """A limit above ``--timeout`` holds, up to ``--max-timeout``, and a limit above that is an
+    error. False: ``--timeout`` cuts the limit without a word."""
     queue_seconds: float = math.inf
     """How long the execution may wait for a place; inf: the daemon's own limit."""
     total_seconds: float | None = None
@@ -173,6 +189,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     standard input is /dev/null."""
     stdin_open: bool = False
     """Callers may send more input, until a caller ends the input."""
+    merges_output: bool = False
+    """Both outputs are one pipe, whose bytes are the stream stdout, in the order of writing."""
     terminal: TerminalSize | None = None
     """A terminal as the program's 0, 1 and 2, whose output is the stream stdout. ``stdin`` is typed
     at the start, with Ctrl-D at the end unless ``stdin_open``."""

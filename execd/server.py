@@ -9,6 +9,10 @@ Shutdown, on SIGTERM or SIGINT:
     5. exit code 143 after SIGTERM, as of a program that the signal ended (a 0 would make Kubernetes
        count an evicted pod as "Succeeded"); 0 after SIGINT, the Ctrl-C of a person.
 
+With ``-- CMD`` the daemon runs the image's own program (``engine/entrypoint.py``), and passes its
+signals on to CMD. SIGTERM also begins the shutdown, and CMD has as long as running commands. CMD's
+end begins the shutdown too, and CMD's exit code is the daemon's.
+
 All steps share the shutdown timeout: each step ends by a deadline that leaves time for the next. If
 a step hangs nevertheless, for example on a dead disk, a thread ends the process at the deadline,
 with the same exit code. The first signal decides; later signals change nothing.
@@ -31,11 +35,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 import uvloop
 
-from execd import __version__, lean_imports, logging_setup
+from execd import __version__, lean_imports, logging_setup, own_tree, places
 from execd.allocator import give_back_memory, limit_arenas
-from execd.config import EXIT_USAGE
-from execd.engine.assembly import CONNECTIONS_SHARE, CannotStart
+from execd.config import EXIT_USAGE, ConfigError
+from execd.engine.assembly import CONNECTIONS_SHARE, EXECUTIONS_SHARE, CannotStart
 from execd.engine.engine import Engine
+from execd.engine.entrypoint import FORWARDED, Entrypoint, release_terminal
 from execd.engine.executions.command import parse_identity
 from execd.engine.files.service import make_base_dir
 from execd.engine.store.state_dir import StateDirError
@@ -66,15 +71,41 @@ CLOSE_SECONDS, CLOSE_SHARE = 1.0, 0.1
 COLLECTION_THRESHOLDS = 5_000, 10, 7
 
 
-def serve(config: Config, dialects: Sequence[ChosenDialect] = ()) -> NoReturn:
-    """Run until a signal, and end the process."""
+def serve(
+    config: Config,
+    dialects: Sequence[ChosenDialect] = (),
+    *,
+    command: Sequence[str] = (),
+    on_listening: Callable[[], None] | None = None,
+) -> NoReturn:
+    """Run until a signal, or until the end of ``command``, the image's own program; and end the
+    process. ``on_listening`` is called when all ports are open and the log says so."""
     limit_arenas()
+    _open_stdio()
+    try:
+        config = places.choose(config, os.environ, own_tree.root())
+    except ConfigError as error:
+        print(f"execd: {error}", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
     _make_base_dir(config.base_dir, config.run_as)
-    flush_log = logging_setup.setup(config.log_level)
-    _raise_open_files()
-    exit_code = uvloop.run(_serve(config, dialects, flush_log))
+    flush_log = logging_setup.setup(config.log_level, config.log_fd)
+    soft_open_files = _raise_open_files()
+    gives_terminal = bool(command) and release_terminal()
+
+    def announce() -> None:
+        if on_listening is not None:
+            flush_log()
+            on_listening()
+
+    async def run() -> int:
+        entrypoint = None
+        if command:
+            entrypoint = Entrypoint(command, soft_open_files, gives_terminal=gives_terminal)
+        return await _serve(config, dialects, entrypoint, flush_log, announce)
+
+    exit_code = uvloop.run(run())
     flush_log()
-    assert exit_code in (*EXIT_CODES.values(), EXIT_CANNOT_START, EXIT_USAGE)
+    assert 0 <= exit_code < 256, "anything else would be cut by the kernel"
     # Not sys.exit: the interpreter would wait for threads, and a thread may hang on a dead disk or
     # a stalled reader of the log.
     os._exit(exit_code)
@@ -98,20 +129,36 @@ def _make_base_dir(path: str, run_as: str | None) -> None:
         sys.exit(EXIT_USAGE)
 
 
-def _raise_open_files() -> None:
+def _open_stdio() -> None:
+    """Open /dev/null in the place of a descriptor that the caller has closed: else a socket of the
+    daemon would get the number, and with the number the image's program."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number
+
+
+def _raise_open_files() -> int:
     """Raise the soft limit of descriptors to the hard limit: hundreds of executions hold two pipes
-    each. Soft limits are often 1024 for the sake of select(2), which execd does not call."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    each. Soft limits are often 1024 for the sake of select(2), which execd does not call. Return
+    the soft limit of before."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return soft
 
 
 def _exit_after(
-    engine: Engine, within_seconds: float, flush_log: Callable[[], None], exit_code: int
+    engine: Engine,
+    within_seconds: float,
+    flush_log: Callable[[], None],
+    find_exit_code: Callable[[], int],
 ) -> None:
     """End the process ``within_seconds`` from now, in any state."""
 
     def end() -> None:
         log.error("not everything has ended within the shutdown timeout")
+        exit_code = find_exit_code()
         engine.kill_warden()
         flush_log()
         os._exit(exit_code)
@@ -129,13 +176,14 @@ def load_api() -> None:
 
 
 async def _serve(
-    config: Config, dialects: Sequence[ChosenDialect], flush_log: Callable[[], None]
+    config: Config,
+    dialects: Sequence[ChosenDialect],
+    entrypoint: Entrypoint | None,
+    flush_log: Callable[[], None],
+    on_listening: Callable[[], None],
 ) -> int:
-    """Serve until a signal, and return the exit code."""
-    loop = asyncio.get_running_loop()
-    stop: asyncio.Future[int] = loop.create_future()
-    for number in EXIT_CODES:
-        loop.add_signal_handler(number, _stop, stop, number)
+    """Serve until a signal or until the end of the image's program, and return the exit code."""
+    stop = _take_signals(entrypoint)
     async with contextlib.AsyncExitStack() as ends:
         try:
             engine = await ends.enter_async_context(
@@ -156,23 +204,53 @@ async def _serve(
         exit_code = await _listen(servers, engine, dialects)
         if exit_code is not None:
             return exit_code
+        on_listening()
         # Exempt the present objects from garbage collection: a full collection takes 30 ms with
         # them and 15 ms without.
         gc.freeze()
         gc.set_threshold(*COLLECTION_THRESHOLDS)
         give_back_memory()  # that the start took, and the daemon at rest does not need
+        if entrypoint is not None and not stop.done():
+            await engine.start_entrypoint(entrypoint)
         engine.prepare_sessions()
-        exit_code = await stop
+        by_signal = await stop
+
+        def find_exit_code() -> int:
+            return by_signal if entrypoint is None else entrypoint.exit_code(by_signal)
+
         log.info("shutting down")
-        _exit_after(engine, config.shutdown_timeout, flush_log, exit_code)
+        _exit_after(engine, config.shutdown_timeout, flush_log, find_exit_code)
         await engine.drain()
-    return exit_code
+        if entrypoint is not None:
+            await entrypoint.wait(engine.stop_by(EXECUTIONS_SHARE))
+        return find_exit_code()
 
 
-def _stop(stop: asyncio.Future[int], number: signal.Signals) -> None:
-    """A signal asks for the end: resolve ``stop`` to the exit code, at the first signal."""
+def _take_signals(entrypoint: Entrypoint | None) -> asyncio.Future[int]:
+    """Take the signals that end the daemon, or that are for the image's program. Return a future
+    for the request to end: the exit code, unless the image's program has one."""
+    loop = asyncio.get_running_loop()
+    stop: asyncio.Future[int] = loop.create_future()
+    if entrypoint is None:
+        for number in EXIT_CODES:
+            loop.add_signal_handler(number, _stop, stop, EXIT_CODES[number])
+        return stop
+    for number in FORWARDED:
+        loop.add_signal_handler(number, entrypoint.forward, number)
+    loop.add_signal_handler(signal.SIGTERM, _terminate, stop, entrypoint)
+    entrypoint.ended.add_done_callback(lambda ended: _stop(stop, ended.result()))
+    return stop
+
+
+def _terminate(stop: asyncio.Future[int], entrypoint: Entrypoint) -> None:
+    entrypoint.forward(signal.SIGTERM)
+    _stop(stop, EXIT_CODES[signal.SIGTERM])
+
+
+def _stop(stop: asyncio.Future[int], exit_code: int) -> None:
+    """Ask for the end: the first request decides."""
     if not stop.done():
-        stop.set_result(EXIT_CODES[number])
+        stop.set_result(exit_code)
 
 
 async def _listen(

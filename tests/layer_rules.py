@@ -39,10 +39,12 @@ LAYERS = {
     "errors": Layer(""),
     "model": Layer("errors", "msgspec"),
     "config": Layer("", "msgspec"),
+    "own_tree": Layer(""),
     "logging_setup": Layer("", "msgspec"),
+    "detach": Layer(""),
     "lean_imports": Layer("", "uvloop"),
     "allocator": Layer(""),
-    "proc": Layer("model"),
+    "proc": Layer("model own_tree"),
     "kernel": Layer("", "IPython traitlets"),
     "warden": Layer("proc kernel"),
     "files": Layer("errors model", "msgspec"),
@@ -60,7 +62,7 @@ LAYERS = {
         "errors model config proc kernel engine.store engine.output engine.executions", "msgspec"
     ),
     "engine": Layer(
-        "errors model config allocator proc warden files files.archive files.watch"
+        "errors model config own_tree allocator proc warden files files.archive files.watch"
         " engine.store engine.output engine.files engine.metrics engine.executions engine.disk"
         " engine.sessions",
         "msgspec",
@@ -85,13 +87,14 @@ LAYERS = {
         "aiohttp",
     ),
     "dialects": Layer("config engine api.wire", "msgspec"),
+    "places": Layer("config engine.executions engine.files", "msgspec"),
     "server": Layer(
-        "errors config lean_imports logging_setup allocator engine engine.store engine.files"
-        " engine.executions api api.wire dialects",
+        "errors config own_tree places lean_imports logging_setup allocator engine engine.store"
+        " engine.files engine.executions api api.wire dialects",
         "aiohttp uvloop",
     ),
     "command_line": Layer("config dialects", "click msgspec"),
-    "cli": Layer("config dialects lean_imports command_line server"),
+    "cli": Layer("config detach dialects lean_imports own_tree command_line server"),
     "__main__": Layer("cli"),
 }
 NO_DIALECT = {"", "api.wire", "api.probes", "api.docs", "api"}

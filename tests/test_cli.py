@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from execd import __version__, config
-from execd.cli import flag_words
+from execd.cli import flag_words, split_words
 from execd.command_line import make_group
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ def test_help_names_every_setting_its_variable_and_its_default(tmp_path: Path) -
         assert f"[env: {config.environment_name(field.name)}]" in text
     assert "[default: 8888]" in text
     assert "[default: 0.25]" in text
+    assert "execd serve [OPTIONS] [-- CMD ARG...]" in text
+    assert "--detach Return when the daemon listens" in text
 
 
 def test_version_is_the_package_s() -> None:
@@ -65,6 +67,12 @@ def test_version(tmp_path: Path) -> None:
         (["--no-such-setting", "1"], {}, "--no-such-setting"),
         (["--port"], {}, "--port"),
         (["surplus"], {}, "surplus"),
+        (["surplus", "--", "true"], {}, "surplus"),
+        (["--"], {}, "--: the name of a program must follow"),
+        (["--port=http", "--", "true", "--port=1"], {}, "--port: Expected `int`"),
+        (["--detach", "--", "true"], {}, "--detach: not together with `-- CMD`"),
+        (["--detach", "--port=http"], {}, "--port: Expected `int`"),
+        (["--detach=1"], {}, "--detach"),
         (["--namespaces", "maybe"], {}, "--namespaces: Invalid enum value 'maybe'"),
     ],
 )
@@ -98,6 +106,9 @@ def click_flags(arguments: list[str]) -> dict[str, object] | None:
     [
         ["serve"],
         ["serve", "--port=1", "--host", "::1"],
+        ["serve", "--port=1", "--detach"],
+        ["serve", "--port", "--detach"],
+        ["serve", "--detach=1"],
         ["serve", "--port=1", "--port", "2"],
         ["serve", "--preload=a=b", "--preload", "c", "--pass-env=,"],
         ["serve", "--base-dir", "--port=1"],
@@ -129,6 +140,13 @@ def test_the_short_way_reads_words_as_click_does(arguments: list[str]) -> None:
 def test_usual_words_need_no_click() -> None:
     words = ["serve", "--port=1", "--host", "::1", "--preload=a", "--preload=b"]
     assert flag_words(words) == {"port": "1", "host": "::1", "preload": ("a", "b")}
+
+
+def test_words_after_the_first_dashes_are_the_program_s() -> None:
+    assert split_words(["serve", "--port=1"]) == (["serve", "--port=1"], False, [])
+    assert split_words(["serve", "--"]) == (["serve"], True, [])
+    words = ["sh", "--", "--port=1"]
+    assert split_words(["serve", "--port=2", "--", *words]) == (["serve", "--port=2"], True, words)
 
 
 def test_settings_that_are_lists_are_repeatable() -> None:

@@ -76,6 +76,10 @@ def test_every_setting_has_a_flag_a_variable_and_a_help_text(name: str) -> None:
         ("namespaces", "maybe", "Invalid enum value 'maybe'"),
         ("on_disconnect", "wait", "Invalid enum value 'wait'"),
         ("log_level", "loud", "Invalid enum value 'loud'"),
+        ("log_fd", "-1", ">= 0"),
+        ("log_fd", "2147483648", "< 2147483648|<= 2147483647"),
+        ("log_fd", "stderr", "int"),
+        ("log_fd", "1000000", "not a descriptor that is open for writing"),
         ("max_running", "0", "> 0|>= 1"),
         ("max_running", "1.5", "int"),
         ("max_queued", "-1", ">= 0"),
@@ -121,6 +125,30 @@ def test_no_duration_is_infinite_or_no_number(
     else:
         with pytest.raises(ConfigError, match=config.flag(name)):
             load({name: value}, {})
+
+
+@pytest.mark.parametrize(
+    ("flags", "timeout", "max_timeout"),
+    [
+        ({}, 300.0, 86400.0),
+        ({"timeout": 10}, 10.0, 10.0),
+        ({"timeout": 10, "max_timeout": 20}, 10.0, 20.0),
+        ({"max_timeout": 300}, 300.0, 300.0),
+        ({"timeout": 10**6}, 1e6, 1e6),
+    ],
+)
+def test_a_set_timeout_is_the_longest_unless_a_longest_is_set(
+    flags: dict[str, float], timeout: float, max_timeout: float
+) -> None:
+    loaded = load(flags, {})
+    assert (loaded.timeout, loaded.max_timeout) == (timeout, max_timeout)
+
+
+def test_a_longest_timeout_below_the_default_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^--max-timeout: 5 is less than the 300 of --timeout$"):
+        load({"max_timeout": 5}, {})
+    with pytest.raises(ConfigError, match="is less than the 9 of SANDBOX_EXEC_TIMEOUT_SECONDS"):
+        load({"max_timeout": 5}, {"SANDBOX_EXEC_TIMEOUT_SECONDS": "9"})
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,12 @@ class Daemon:
     given as the last arguments."""
 
     def __init__(
-        self, folder: Path, *arguments: str, under: Sequence[str] = (), **environment: str
+        self,
+        folder: Path,
+        *arguments: str,
+        under: Sequence[str] = (),
+        pass_fds: Sequence[int] = (),
+        **environment: str,
     ) -> None:
         self.folder = folder
         self.log_path = folder / "log"
@@ -65,6 +70,7 @@ class Daemon:
                 env=env,
                 stderr=log,
                 stdout=log,
+                pass_fds=pass_fds,
             )
 
     @property
@@ -113,11 +119,9 @@ class Daemon:
 def start(tmp_path: Path) -> Iterator[Any]:
     daemons: list[Daemon] = []
 
-    def start(
-        *arguments: str, folder: Path = tmp_path, under: Sequence[str] = (), **environment: str
-    ) -> Daemon:
+    def start(*arguments: str, folder: Path = tmp_path, **options: Any) -> Daemon:
         folder.mkdir(exist_ok=True)
-        daemons.append(Daemon(folder, *arguments, under=under, **environment))
+        daemons.append(Daemon(folder, *arguments, **options))
         return daemons[-1]
 
     yield start

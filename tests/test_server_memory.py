@@ -15,6 +15,7 @@ import pytest
 
 from tests.conformance.target import Target
 from tests.conformance.target import start as start_daemon
+from tests.test_server import start as start  # a fixture
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -131,6 +132,18 @@ def test_without_a_setting_the_limit_of_the_cgroup_is_guarded_by_the_usage_of_th
         assert client.get(f"/v1/executions/{neighbour}").json()["state"] == "RUNNING"
         cell = client.post(f"/v1/sessions/{session}/execute", json={"code": "x + 1"}).json()
         assert (cell["result"]["data"]["text/plain"], cell["state_lost"]) == ("42", False)
+
+
+@pytest.mark.root
+@needs_cgroups
+def test_image_s_own_program_that_fills_the_memory_is_killed_and_the_log_says_so(
+    start: Any, cgroup: Callable[[int], Cgroup]
+) -> None:
+    daemon = start(*("--sessions=off", "--", "python3", "-c", HOG), under=cgroup(512 * MIB).below())
+    assert daemon.process.wait(30) == 128 + signal.SIGKILL
+    messages = [(line["message"], line.get("limit")) for line in daemon.log]
+    assert ("the image's program is over a limit", "memory") in messages
+    assert "survived" not in daemon.log_path.read_text()
 
 
 @pytest.mark.root

@@ -47,7 +47,7 @@ class Limit(NamedTuple):
 PROGRAM = (
     Limit(
         "run time",
-        "{flag timeout}, {field timeout_seconds}",
+        "{flag timeout}, {flag max_timeout}, {field timeout_seconds}",
         "{timeout}",
         "TERM to the tree, KILL after {timeout_grace_seconds}; exit code 124, {reason timeout}",
     ),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 WINGS = Path(__file__).parents[2] / "wings"
-UNITS = {"timeout": "s", "shutdown_timeout": "s"}
+UNITS = {"timeout": "s", "max_timeout": "s", "shutdown_timeout": "s"}
 """Settings whose names do not tell the unit."""
 
 

@@ -14,6 +14,7 @@ import resource
 import time
 from typing import TYPE_CHECKING
 
+from execd import own_tree
 from execd.allocator import MemoryReturn
 from execd.engine.disk.disk_guard import DiskGuard
 from execd.engine.disk.volume import Volume, Volumes
@@ -24,9 +25,10 @@ from execd.engine.executions.direct_exec import DirectExec
 from execd.engine.executions.environment import (
     PYTHON_NAMES,
     ChildEnvironment,
-    find_python,
     is_virtual_environment,
 )
+from execd.engine.executions.interpreters import certificates_for_tree
+from execd.engine.executions.interpreters import find as find_interpreters
 from execd.engine.executions.limits import own_limits
 from execd.engine.executions.registry import Registry
 from execd.engine.executions.retention import Retention
@@ -115,7 +117,11 @@ class Parts(EngineContext):
         request_short_turns()
         self.config = config
         self.identity = parse_identity(config.run_as)
-        self.python = find_python(config, environment.get("PATH", os.defpath))
+        tree = own_tree.root()
+        self.interpreters = find_interpreters(
+            config, environment.get("PATH", os.defpath), own_tree.own_python(tree)
+        )
+        self.certificates = certificates_for_tree(tree)
         self.counters = Counters()
         self.housekeeper = Housekeeper()
         self.shutdown = ShutdownClock(config.shutdown_timeout)
@@ -160,11 +166,12 @@ class Parts(EngineContext):
 
     def _open_files(self, ends: contextlib.AsyncExitStack) -> None:
         """The files of the daemon and of callers."""
-        config = self.config
+        config, python = self.config, self.interpreters[0].path
+        has_links = os.path.isabs(python) and not is_virtual_environment(python)
         self.store = StateDir(
             config.state_dir,
             config.state_bytes,
-            {} if is_virtual_environment(self.python) else dict.fromkeys(PYTHON_NAMES, self.python),
+            dict.fromkeys(PYTHON_NAMES, python) if has_links else {},
             self._is_uncovered,
             commands_uid=self.identity.uid,
             on_failure=self.housekeeper.plan_soon,
@@ -209,8 +216,9 @@ class Parts(EngineContext):
             config,
             environment,
             bin_dir=self.store.bin_dir,
-            python=self.python,
+            python=self.interpreters[0].path,
             temporary_dir=self.temporary_dir,
+            python_variables=self.certificates if self.interpreters[0].origin == "own" else {},
         )
         self.default_shell = DefaultShell()
         self.direct_exec = DirectExec(

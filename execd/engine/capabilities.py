@@ -32,6 +32,10 @@ def capabilities(parts: Parts) -> dict[str, Any]:
         "root_capabilities": root_capabilities,
         "warden_restarts": warden.restarts,
         "warden_missed_pings": warden.missed_pings,
+        "environment": {
+            "image_env": parts.config.image_env == "on",
+            "passed": list(parts.environment.passed),
+        },
         "sessions": parts.sessions.facts(),
         "pod_memory": {
             "guarded": pod_memory.is_guarded,
@@ -43,7 +47,7 @@ def capabilities(parts: Parts) -> dict[str, Any]:
             "base_dir": _volume_facts(parts, "base_dir_bytes"),
             "tmp_dir": _volume_facts(parts, "tmp_dir_bytes"),
         },
-        "commands": parts.starts.facts(),
+        "commands": {"shell": not parts.default_shell.is_missing, **parts.starts.facts()},
         "protections": {
             "daemon_invisible": has_walls,
             "daemon_unkillable": has_walls or is_separate_user,

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from execd.config import Config
     from execd.engine.bash_sessions import BashSessions
+    from execd.engine.entrypoint import Entrypoint
     from execd.engine.executions.submission import CellOptions
     from execd.engine.metrics.stats import Stats
     from execd.engine.restores import Readings
@@ -119,6 +120,12 @@ class Engine:
         answer of a daemon does not wait for sessions.
         """
         self.sessions.start()
+
+    async def start_entrypoint(
+        self, entrypoint: Entrypoint, environment: Mapping[str, str] = os.environ
+    ) -> None:
+        """Start the image's own program. ``environment``: the container's."""
+        await entrypoint.start(self._parts, environment)
 
     async def drain(self) -> None:
         """Take nothing new; end what runs: TERM, then KILL, within the executions' share of the
@@ -331,6 +338,7 @@ class Engine:
         if command.user is None:
             return command
         user, env = await self.files.run(functools.partial(passwd.resolve, command.user))
+        env = {} if command.clears_env else env
         return msgspec.structs.replace(command, user=user, env={**env, **command.env})
 
     def _complete(self, command: Command) -> Command:
@@ -341,7 +349,9 @@ class Engine:
             command = msgspec.structs.replace(
                 command,
                 cwd=os.path.join(session.cwd or "", command.cwd or "") or None,
-                env={**session.own_environment, **command.env},
+                env=command.env
+                if command.clears_env
+                else {**session.own_environment, **command.env},
             )
         return commands.complete(self.config, command)
 

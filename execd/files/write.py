@@ -10,7 +10,8 @@ Replacing costs more than writing in place: hard links keep the old content, ACL
 attributes are not carried over, and the directory must be writable, where the file alone might have
 been. A mounted file, as /etc/hosts of a pod is, cannot be replaced. When all bytes are there, they
 are copied into the file (``replace``). If the directory takes no temporary file, as in a pod with
-a read-only root, the base dir holds the file's bytes meanwhile.
+a read-only root, the base dir holds the file's bytes meanwhile. A caller may ask for the copying
+(``Writing.in_place``): the file keeps its inode, and a file that open(2) refuses stays as it is.
 
 fsync happens only on request (``--fsync uploads``). Most sandboxes keep files on an emptyDir or in
 memory. Such files die with the pod, and a crash of the node ends the pod too, so fsync would
@@ -85,6 +86,8 @@ class Writing(msgspec.Struct, frozen=True, kw_only=True):
     precondition: Precondition = NO_PRECONDITION
     sha256: bytes | None = None
     """The digest of the file when all is written, or nothing changes."""
+    in_place: bool = False
+    """Write into a file that is there, which keeps its inode, instead of replacing the file."""
     syncs: bool = False
     """Whether the content is on disk when the file is in place."""
     attributes: Mapping[str, bytes] = {}
@@ -130,8 +133,8 @@ class AtomicUpload:
         room: Room | None,
         spool: int | None = None,
     ) -> None:
-        """Take over the directory of ``resolved``. The temporary file is there or, for a mounted
-        file, in the directory ``spool``, which has ``room``; None: without a limit.
+        """Take over the directory of ``resolved``. The temporary file is there or, for a file to be
+        written in place, in the directory ``spool``, which has ``room``; None: without a limit.
 
         Raises OSError, TreeChanged, PreconditionFailed.
         """
@@ -238,7 +241,7 @@ class AtomicUpload:
         return tag
 
     def _put_in_place(self) -> bool:
-        """Return False if the content was copied into a mounted file."""
+        """Return False if the content was copied into the file."""
         assert self._directory >= 0
         info = os.fstat(self._directory)
         precondition = self._how.precondition
@@ -408,14 +411,15 @@ def create(root: Root, path: str, how: Writing = PLAINLY) -> AtomicUpload:
                 None if resolved.leaf_stat is None else etag(resolved.leaf_stat), repr(path)
             )
         resolved.make_directories()
-        try:
-            return AtomicUpload(resolved, path, how, root.room_of(resolved.directory))
-        except OSError as error:
-            if error.errno not in (
-                errno.EACCES,
-                errno.EROFS,
-            ) or resolved.names[0] not in mount_points(resolved.directory):
-                raise
+        if not how.in_place or resolved.leaf_stat is None:
+            try:
+                return AtomicUpload(resolved, path, how, root.room_of(resolved.directory))
+            except OSError as error:
+                if error.errno not in (
+                    errno.EACCES,
+                    errno.EROFS,
+                ) or resolved.names[0] not in mount_points(resolved.directory):
+                    raise
         os.close(reopen(resolved.leaf, os.O_WRONLY))  # refused before the caller sends bytes
         with root.resolve("") as base:
             room = root.room_of(base.directory)

@@ -33,5 +33,14 @@ def take_name(name: str) -> None:
         return
     own = name.encode()
     library.prctl(_PR_SET_NAME, own, 0, 0, 0)
-    if arguments and len(own) < len(shown) and ctypes.string_at(arguments, len(shown)) == shown:
-        ctypes.memmove(arguments, own.ljust(len(shown), b"\0"), len(shown))
+    if not arguments or len(own) >= len(shown):
+        return
+    # A loader that was called by name (ld.so(8), as the tree's launcher calls its own) shows its
+    # words before the program's. The last place of the program's first word is the first guess
+    # that cannot lead beyond the arguments.
+    word = ctypes.string_at(arguments)
+    at = (b"\0" + shown).rfind(b"\0" + word + b"\0")
+    if at < 0 or ctypes.string_at(arguments, len(shown) - at) != shown[at:]:
+        return
+    if ctypes.string_at(arguments - at, len(shown)) == shown:
+        ctypes.memmove(arguments - at, own.ljust(len(shown), b"\0"), len(shown))

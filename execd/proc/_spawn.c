@@ -35,6 +35,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
 #include <sys/wait.h>
@@ -340,6 +341,7 @@ struct clone_request {
     const char *path;
     char *const *argv;
     char *const *envp;
+    const char *const *read_only;        /* directories that nobody may write any more */
     const char *const *covers;           /* directories to hide under an empty, read-only tmpfs */
     const char *const *cover_dirs;       /* then made inside the covers */
     const char *const *cover_links;      /* pairs: link, target */
@@ -353,6 +355,22 @@ enum {
     READ_ONLY_COVER_FLAGS = COVER_FLAGS | MS_REMOUNT | MS_RDONLY,
     CAPABILITY_SYS_CHROOT = 18,
 };
+
+/* Bind a directory read-only over itself. In a user namespace a remount must keep the flags that the
+ * mount has (mount_namespaces(7)); statvfs(3) and mount(2) have the same numbers but for one. */
+static int make_read_only(const char *directory)
+{
+    enum { SAME = MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_NOATIME | MS_NODIRATIME };
+    struct statvfs found;
+    if (statvfs(directory, &found) != 0)
+        return -1;
+    if (found.f_flag & ST_RDONLY)
+        return 0;
+    unsigned long kept = (found.f_flag & SAME) | (found.f_flag & ST_RELATIME ? MS_RELATIME : 0);
+    if (mount(directory, directory, NULL, MS_BIND | MS_REC, NULL) != 0)
+        return -1;
+    return mount("none", directory, NULL, MS_BIND | MS_REMOUNT | MS_RDONLY | kept, NULL);
+}
 
 /* The whole life of the probe's child. Exit code 0: the child has made the cover writable. */
 static int make_writable(void *cover)
@@ -403,6 +421,8 @@ static void become_warden(const struct clone_request *request, int *report, stru
         TRY(STEP_MOUNT_NAMESPACE, unshare(CLONE_NEWNS));
         TRY(STEP_MOUNT_NAMESPACE, mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL));
         TRY(STEP_MOUNT_PROC, mount("proc", "/proc", "proc", COVER_FLAGS, NULL));
+        for (const char *const *directory = request->read_only; *directory; directory++)
+            TRY(STEP_READ_ONLY, make_read_only(*directory));
         for (const char *const *cover = request->covers; *cover; cover++)
             TRY(STEP_COVER, mount("tmpfs", *cover, "tmpfs", COVER_FLAGS, "mode=0755,size=64k"));
         for (const char *const *dir = request->cover_dirs; *dir; dir++)

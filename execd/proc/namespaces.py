@@ -26,6 +26,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from execd import own_tree
 from execd.proc import self_process, spawn
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ def start(end: socket.socket, view: View, policy: str, module: str) -> Started:
     package_root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     argv = [sys.executable, "-I", "-S", "-c", _PROGRAM.format(module), package_root]
     env = {"LANG": "C.UTF-8"}
+    tree = own_tree.root()
     clone = partial(spawn.clone, argv=argv, env=env, socket=end.fileno())
     refusal, failed_pid = "switched off", None
     if policy != "off":
@@ -110,6 +112,8 @@ def start(end: socket.socket, view: View, policy: str, module: str) -> Started:
                 clone_flags=flags,
                 id_maps=maps,
                 unshare_mounts=True,
+                # Who may write the tree changes what the next warden runs, outside the walls.
+                read_only=() if tree is None else (tree,),
                 covers=[view.state_dir, *filter(os.path.isdir, (GVISOR_DIR,))],
                 cover_dirs=[view.bin_dir],
                 cover_links=[

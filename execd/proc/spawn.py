@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 STEP_NAMES = (
     "none", "request", "fork", "session", "descriptors", "terminal", "limits", "user",
-    "cwd", "signals", "exec", "id_map", "mount_namespace", "mount_proc", "cover", "cover_content",
-    "probe", "root",
+    "cwd", "signals", "exec", "id_map", "mount_namespace", "mount_proc", "read_only", "cover",
+    "cover_content", "probe", "root",
 )  # fmt: skip
 
 CLONE_NEWUSER = 0x10000000
@@ -104,6 +104,7 @@ class _CloneRequest(ctypes.Structure):
         ("path", ctypes.c_char_p),
         ("argv", _Strings),
         ("envp", _Strings),
+        ("read_only", _Strings),
         ("covers", _Strings),
         ("cover_dirs", _Strings),
         ("cover_links", _Strings),
@@ -174,6 +175,7 @@ def clone(
     clone_flags: int = 0,
     id_maps: Mapping[str, str] = {},
     unshare_mounts: bool = False,
+    read_only: Sequence[str] = (),
     covers: Sequence[str] = (),
     cover_dirs: Sequence[str] = (),
     cover_links: Sequence[tuple[str, str]] = (),
@@ -192,6 +194,7 @@ def clone(
         path=_string(argv[0]),
         argv=_strings(argv),
         envp=_strings([f"{name}={value}" for name, value in env.items()]),
+        read_only=_strings(read_only),
         covers=_strings(covers),
         cover_dirs=_strings(cover_dirs),
         cover_links=_strings([text for pair in cover_links for text in pair]),
@@ -203,6 +206,7 @@ def clone(
         places = {
             "exec": argv[0],
             "mount_proc": "/proc",
+            "read_only": ":".join(read_only),
             **dict.fromkeys(("cover", "cover_content"), ":".join(covers)),
         }
         raise StepFailed(step, failure.error, pid, places.get(step))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -68,6 +69,46 @@ def test_command_of_another_user_has_that_users_names_and_home(
             assert answer.json()["message"].startswith("user: only a root daemon")
         else:
             assert answer.json()["stdout"] == expected
+
+
+def test_merged_output_is_one_stream_in_the_order_of_writing(
+    execute: Callable[..., dict[str, Any]],
+) -> None:
+    lines = "for n in 1 2 3 4 5; do echo out $n; echo err $n >&2; done"
+    expected = "".join(f"out {n}\nerr {n}\n" for n in range(1, 6))
+    for fields in ({"command": lines}, {"argv": ["sh", "-c", lines]}):
+        done = execute(merge_output=True, **fields)
+        assert (done["stdout"], done["stderr"], done["exit_code"]) == (expected, "", 0)
+    apart = execute(command="echo out; echo err >&2", merge_output=False)
+    assert (apart["stdout"], apart["stderr"]) == ("out\n", "err\n")
+
+
+def test_cleared_environment_has_the_variables_of_the_request_alone(
+    execute: Callable[..., dict[str, Any]],
+) -> None:
+    env = {"OWN": "1", "HOME": "/own"}
+    for _ in range(3):  # a line of plain words may run without a shell from the second time on
+        done = execute(argv=["/usr/bin/env"], clear_env=True, env=env)
+        own = [f"EXECD_EXECUTION_ID={done['id']}", "HOME=/own", "OWN=1"]
+        assert sorted(done["stdout"].splitlines()) == own
+        by_shell = execute(command="/usr/bin/env", clear_env=True, env=env)
+        names = {line.partition("=")[0] for line in by_shell["stdout"].splitlines()}
+        assert names <= {"EXECD_EXECUTION_ID", "HOME", "OWN", "PWD", "OLDPWD", "SHLVL", "_"}
+    assert "PATH=" in execute(argv=["/usr/bin/env"], clear_env=False, env=env)["stdout"]
+
+
+def test_request_may_ask_for_more_time_than_the_default_and_never_for_more_than_the_largest(
+    post: Callable[..., httpx.Response], execute: Callable[..., dict[str, Any]]
+) -> None:
+    default = execute(command="true")["limits"]["timeout_seconds"]
+    refused = post(command="true", timeout_seconds=10**9)
+    assert (refused.status_code, refused.json()["details"]["field"]) == (400, "timeout_seconds")
+    found = re.search(r"1e\+09 is more than (\d+)", refused.json()["message"])
+    assert found is not None, refused.text
+    largest = int(found[1])
+    assert largest >= default
+    assert execute(command="true", timeout_seconds=largest)["limits"]["timeout_seconds"] == largest
+    assert post(command="true", timeout_seconds=largest + 1).status_code == 400
 
 
 def test_reply_says_what_ran_and_how_it_ended(execute: Callable[..., dict[str, Any]]) -> None:

@@ -493,6 +493,30 @@ def test_append_adds_to_the_end_and_makes_the_file(files: Files) -> None:
     assert files("GET", "new/log").content == b"one\ntwo\n"
 
 
+def test_file_written_in_place_keeps_its_inode(files: Files, run: Run, folder: str) -> None:
+    files("PUT", "file", b"a long content before")
+    run(f"ln {folder}/file {folder}/link")
+    assert files("PUT", "file?in_place=true", b"new").http_status == 204
+    assert files("GET", "link").content == b"new"
+    assert files("PUT", "file", b"replaced").http_status == 204
+    assert files("GET", "link").content == b"new"
+    assert files("PUT", "fresh?in_place=true", b"made").http_status == 204
+    assert files("GET", "fresh").content == b"made"
+    both = files("PUT", "file?in_place=true&append=true", b"")
+    assert (both.http_status, both.json()["details"]["field"]) == (400, "in_place")
+
+
+def test_file_that_may_not_be_written_is_refused_in_place(
+    files: Files, run: Run, folder: str
+) -> None:
+    files("PUT", "file?mode=0444", b"before")
+    answer = files("PUT", "file?in_place=true", b"after")
+    is_root = run(f"stat -c %u {folder}/file").stdout == "0\n"  # the daemon
+    assert answer.http_status == (204 if is_root else 403)
+    assert files("GET", "file").content == (b"after" if is_root else b"before")
+    assert files("PUT", "file", b"replaced").http_status == 204
+
+
 def test_appends_at_once_all_arrive(files: Files) -> None:
     lines = [b"%03d%b\n" % (number, b"x" * 1000) for number in range(50)]
     with ThreadPoolExecutor(10) as threads:

@@ -108,11 +108,25 @@ def test_a_cover_hides_a_directory_and_shows_what_was_asked_for_read_only(tmp_pa
     assert os.listdir(tmp_path) == ["secret"], "outside, nothing has changed"
 
 
+def test_a_directory_is_made_read_only_for_the_namespace_alone(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("before")
+    script = (
+        f"cd {tmp_path}; cat file; echo after > file; mv {tmp_path} {tmp_path}.moved; touch new"
+    )
+    text = said_by_clone(script, **namespaces(), read_only=[str(tmp_path)])
+    assert text.startswith("before")
+    assert text.count("Read-only file system") == 2
+    assert "busy" in text
+    (tmp_path / "file").write_text("outside")
+    assert os.listdir(tmp_path) == ["file"]
+
+
 @pytest.mark.parametrize(
     ("options", "step"),
     [
         ({"argv": ["/no/such/program"]}, "exec"),
         ({"socket": 987_654}, "descriptors"),
+        ({**namespaces(), "read_only": ["/no/such/directory"]}, "read_only"),
         ({**namespaces(), "covers": ["/no/such/directory"]}, "cover"),
         ({**namespaces(), "covers": ["/tmp"], "cover_dirs": ["/tmp/a/b"]}, "cover_content"),
         ({**namespaces(), "covers": ["/tmp"], "cover_links": [("/tmp/a/b", "/")]}, "cover_content"),

@@ -143,6 +143,11 @@ def session(name: str, *, generation: int = 1, execution_count: int = 0) -> dict
         "last_used_at": "2026-11-25T09:00:00.020Z",
         "cwd": "/workspace",
         "limits": limits(300.0),
+        "interpreter": {
+            "path": "/usr/bin/python3",
+            "origin": "image",
+            "reason": "the first python3 on PATH",
+        },
         "pid": 11,
         "memory_bytes": 56356864,
         "waiting": 0,

@@ -17,12 +17,18 @@ CAPABILITIES = {
     "root_capabilities": [],
     "warden_restarts": 0,
     "warden_missed_pings": 0,
+    "environment": {"image_env": True, "passed": ["JAVA_HOME", "PATH"]},
     "sessions": {
         "mode": "eager",
         "ready": True,
         "trouble": None,
         "refused": None,
         "restarts": 0,
+        "interpreter": {
+            "path": "/usr/bin/python3",
+            "origin": "image",
+            "reason": "the first python3 on PATH",
+        },
         "python": "3.13.9",
         "ipython": "9.18.1",
         "import_seconds": 0.912505,
@@ -49,6 +55,7 @@ CAPABILITIES = {
         },
     },
     "commands": {
+        "shell": True,
         "cpus": 2.0,
         "max_running": 256,
         "max_starting": 4,

@@ -20,6 +20,7 @@ class CellErrorReply(Struct, frozen=True, kw_only=True):
 
 
 class CommandCapabilities(Struct, frozen=True, kw_only=True):
+    shell: bool
     cpus: float
     max_running: int
     max_starting: int
@@ -69,6 +70,11 @@ class EntryReply(Struct, frozen=True, kw_only=True):
     name_percent_encoded: str | None = None
 
 
+class EnvironmentCapabilities(Struct, frozen=True, kw_only=True):
+    image_env: bool
+    passed: list[str]
+
+
 class ExecutionStats(Struct, frozen=True, kw_only=True):
     queued: int
     running: int
@@ -92,6 +98,12 @@ class FileChange(Struct, frozen=True, kw_only=True):
 class InstanceFacts(Struct, frozen=True, kw_only=True):
     id: str
     restores: int
+
+
+class Interpreter(Struct, frozen=True, kw_only=True):
+    path: str
+    origin: str
+    reason: str
 
 
 class InterruptReply(Struct, frozen=True, kw_only=True):
@@ -172,6 +184,7 @@ class SessionCapabilities(Struct, frozen=True, kw_only=True):
     trouble: str | None
     refused: RefusalReply | None
     restarts: int
+    interpreter: Interpreter
     python: str | None = None
     ipython: str | None = None
     import_seconds: float | None = None
@@ -338,6 +351,7 @@ class SessionReply(Struct, frozen=True, kw_only=True):
     last_used_at: str
     cwd: str
     limits: LimitsReply | None
+    interpreter: Interpreter | None
     pid: int | None
     memory_bytes: int
     waiting: int
@@ -380,6 +394,7 @@ class CapabilitiesReply(Struct, frozen=True, kw_only=True):
     root_capabilities: list[str]
     warden_restarts: int
     warden_missed_pings: int
+    environment: EnvironmentCapabilities
     sessions: SessionCapabilities
     pod_memory: PodMemoryCapabilities
     disk: DiskCapabilities

@@ -37,6 +37,10 @@ class StreamOptions(Limits, total=False):
     """The directory: absolute, or relative to the base dir."""
     env: dict[str, str]
     """Variables on top of the environment."""
+    clear_env: bool
+    """Give the program the variables of ``env`` alone."""
+    merge_output: bool
+    """Give the program one pipe for both outputs: all bytes are stdout, in the order of writing."""
     stdin: str | bytes
     """The whole standard input."""
     stdin_open: bool

@@ -8,6 +8,9 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+# msgspec reads the annotations at run time.
+from execd.model import Interpreter  # noqa: TC001
+
 
 class RootReply(msgspec.Struct, frozen=True, kw_only=True):
     """The daemon serves requests."""
@@ -55,6 +58,15 @@ class MetadataReply(msgspec.Struct, frozen=True, kw_only=True):
     """The variables of the daemon that begin with `SANDBOX_` and do not look secret."""
 
 
+class EnvironmentCapabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """The variables that commands and sessions have from the environment of the daemon."""
+
+    image_env: bool
+    """The setting `--image-env`: whether commands see the environment of the image."""
+    passed: list[str]
+    """The names of the variables that are passed on, in order."""
+
+
 class RefusalReply(msgspec.Struct, frozen=True, kw_only=True):
     """Why an interpreter cannot serve sessions."""
 
@@ -77,6 +89,9 @@ class SessionCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Why the interpreter cannot serve sessions; null: nothing is known against it."""
     restarts: int
     """How often the daemon replaced the zygote."""
+    interpreter: Interpreter
+    """The Python that serves the sessions; before the first zygote is ready, the Python that is
+    tried."""
     python: str | UnsetType = UNSET
     """The version of Python. Absent before the first zygote is ready."""
     ipython: str | UnsetType = UNSET
@@ -128,6 +143,9 @@ class DiskCapabilities(msgspec.Struct, frozen=True, kw_only=True):
 class CommandCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """The bounds of commands at once, and the commands now."""
 
+    shell: bool
+    """Whether the image has a shell, `/bin/sh`. Without a shell `argv` and lines of plain words
+    run."""
     cpus: float
     """The CPUs that execd counts with."""
     max_running: int
@@ -188,6 +206,8 @@ class CapabilitiesReply(msgspec.Struct, frozen=True, kw_only=True):
     """How often the daemon replaced the warden."""
     warden_missed_pings: int
     """How many pings the warden did not answer."""
+    environment: EnvironmentCapabilities
+    """The variables that commands have from the environment of the daemon."""
     sessions: SessionCapabilities
     """The interpreter of sessions."""
     pod_memory: PodMemoryCapabilities

@@ -21,7 +21,7 @@ from execd.api.probes.probe_reply import (
     StatusReply,
 )
 from execd.api.wire.keys import ENGINE
-from execd.api.wire.replies import json_reply, replace_surrogates
+from execd.api.wire.replies import json_reply, replace_all_surrogates, replace_surrogates
 from execd.api.wire.route import Access, RouteTable
 from execd.engine.metrics.stats import Stats
 from execd.errors import Unavailable
@@ -103,7 +103,8 @@ async def get_metadata(_: web.Request) -> web.Response:
 @ROUTES.add("GET", "/v1/capabilities", replies={200: (CapabilitiesReply,)})
 async def get_capabilities(request: web.Request) -> web.Response:
     """What execd found on this kernel, and which protections hold."""
-    facts = request.app[ENGINE].capabilities()
+    # Names of variables and paths need not be UTF-8.
+    facts = replace_all_surrogates(request.app[ENGINE].capabilities())
     return json_reply(msgspec.convert(facts, CapabilitiesReply))
 
 

@@ -82,6 +82,10 @@ class ExecutionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """The directory of the program: absolute, or relative to the base dir. Null: the base dir."""
     env: dict[str, str] | None = None
     """Variables on top of the environment."""
+    clear_env: bool | None = None
+    """Give the program the variables of `env` alone (and `EXECD_EXECUTION_ID`)."""
+    merge_output: bool | None = None
+    """Give the program one pipe for both outputs: all bytes are stdout, in the order of writing."""
     stdin: str | None = None
     """The standard input, as text. Null: no input."""
     stdin_base64: bytes | None = None
@@ -98,8 +102,8 @@ class ExecutionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """The user to run as: a UID, `UID:GID`, or a name of the passwd file. Needs a daemon of root.
     Null: the daemon's setting."""
     timeout_seconds: Seconds | None = None
-    """Time from the start of the program to its forced end, at most the daemon's `--timeout`. Null:
-    `--timeout`."""
+    """Time from the start of the program to its forced end, at most the daemon's `--max-timeout`.
+    Null: `--timeout`."""
     soft_timeout_seconds: Seconds | None = None
     """Time until the reply. A program that goes on then runs without readers, and the reply is 202.
     Null: the reply comes at the end."""
@@ -189,15 +193,19 @@ def to_command(
         program = shell_program(asked.command, shell)
     assert not isinstance(asked.pty, bool), "parse() replaced true and false"
     assert not isinstance(asked.user, int), "parse() replaced numbers"
+    env = asked.env or {}
     return Command(
         program=program,
         session_id=asked.session_id,
         cwd=asked.cwd,
-        env={**trace, **(asked.env or {})},
+        env=env if asked.clear_env else {**trace, **env},
+        clears_env=bool(asked.clear_env),
+        merges_output=bool(asked.merge_output),
         stdin=asked.stdin_base64 or (asked.stdin or "").encode(),
         stdin_open=bool(asked.stdin_open),
         terminal=asked.pty,
         timeout_seconds=math.inf if asked.timeout_seconds is None else asked.timeout_seconds,
+        may_exceed_timeout=True,
         no_output_timeout_seconds=asked.no_output_timeout_seconds,
         limits=parse_limits(asked.limits),
         kill_on_output_limit=asked.on_output_limit == "kill",
@@ -215,6 +223,8 @@ def parse_limits(asked: LimitsRequest | None) -> Limits:
 DEFAULTS = {
     "shell": SHELL,
     "env": {},
+    "clear_env": False,
+    "merge_output": False,
     "stdin_base64": b"",
     "stdin_open": False,
     "limits": LimitsRequest(),

@@ -75,6 +75,9 @@ class PutQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Add the body to the end of the file, instead of replacing it."""
     offset: Offset | None = None
     """Write the body at this place of the file, in bytes."""
+    in_place: bool = False
+    """Write into a file that is there, as a program that opens the file does: the inode stays, and
+    a file that the daemon may not write is refused. A new file replaces the old one otherwise."""
 
 
 class DeleteQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -240,6 +243,11 @@ async def put(request: web.Request) -> web.StreamResponse:
     validators.refuse_unmodified_since(request.headers)
     if query.append and query.offset is not None:
         raise InvalidArgument("offset: append has none", field="offset")
+    if query.in_place and (query.append or query.offset is not None):
+        raise InvalidArgument(
+            "in_place: replaces the whole content; append and offset write in place anyway",
+            field="in_place",
+        )
     boundary = multipart.boundary(request.headers.get("Content-Type", ""))
     upload = await _upload(request, files, path, query, is_form=boundary is not None)
     async with upload:
@@ -281,7 +289,12 @@ async def _upload(
             size_bytes=size_bytes,
         )
     return await files.create(
-        path, mode=mode, precondition=precondition, sha256=whole, size_bytes=size_bytes
+        path,
+        mode=mode,
+        precondition=precondition,
+        sha256=whole,
+        size_bytes=size_bytes,
+        in_place=query.in_place,
     )
 
 

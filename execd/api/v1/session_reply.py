@@ -13,6 +13,7 @@ from execd.api.v1.execution_types import LimitsReply  # noqa: TC001
 from execd.api.wire.replies import replace_surrogates
 from execd.engine.sessions.session_log import MAX_PROMPT_CHARACTERS
 from execd.engine.sessions.session_state import SessionState  # noqa: TC001
+from execd.model import Interpreter  # noqa: TC001
 
 if TYPE_CHECKING:
     from execd.config import Config
@@ -55,6 +56,8 @@ class SessionReply(msgspec.Struct, frozen=True, kw_only=True):
     """The directory in which an interpreter starts."""
     limits: LimitsReply | None
     """The limits of the session and of each cell."""
+    interpreter: Interpreter | None
+    """The Python of the session; null: there is no interpreter."""
     pid: int | None
     """The interpreter, as user code sees its pid; null: there is none."""
     memory_bytes: int
@@ -141,10 +144,20 @@ async def session_reply(session: Session, config: Config) -> SessionReply:
         last_used_at=rfc3339(session.last_used_at),
         cwd=replace_surrogates(session.cwd or config.base_dir),
         limits=limits_reply(session.limits, config.timeout),
+        interpreter=_interpreter(session),
         pid=session.pid,
         memory_bytes=memory_bytes,
         waiting=session.n_waiting,
         unclaimed_output_bytes=session.unclaimed_output_bytes,
+    )
+
+
+def _interpreter(session: Session) -> Interpreter | None:
+    found = session.interpreter
+    if found is None:
+        return None
+    return msgspec.structs.replace(
+        found, path=replace_surrogates(found.path), reason=replace_surrogates(found.reason)
     )
 
 

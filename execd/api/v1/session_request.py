@@ -138,6 +138,7 @@ def to_command(asked: CellRequest, origin: Origin = NO_ORIGIN) -> Command:
         env=asked.env or {},
         limits=parse_limits(asked.limits),
         timeout_seconds=math.inf if asked.timeout_seconds is None else asked.timeout_seconds,
+        may_exceed_timeout=True,
         on_disconnect=asked.on_disconnect,
         detached=bool(asked.detach),
         origin=origin,

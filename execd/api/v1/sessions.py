@@ -163,7 +163,9 @@ async def run_code(request: web.Request) -> web.StreamResponse:
     command = session_request.to_command(parsed, origin)
     if parsed.timeout_seconds is None:
         command = msgspec.structs.replace(
-            command, timeout_seconds=engine.config.code_timeout_seconds
+            command,
+            timeout_seconds=engine.config.code_timeout_seconds,
+            may_exceed_timeout=False,  # the daemon's own setting is cut, not refused
         )
     key = idempotency_key(request.headers.get("Idempotency-Key"))
     if parsed.session_id is not None:

@@ -33,3 +33,15 @@ def replace_surrogates(text: str) -> str:
     """Replace each surrogate, which stands for a byte that is not UTF-8. JSON in UTF-8 cannot hold
     surrogates."""
     return text if text.isascii() else _SURROGATES.sub("\ufffd", text)
+
+
+def replace_all_surrogates(value: Any) -> Any:
+    """The same for each string in lists and values of dicts."""
+    match value:
+        case str():
+            return replace_surrogates(value)
+        case list():
+            return [replace_all_surrogates(item) for item in value]
+        case dict():
+            return {name: replace_all_surrogates(item) for name, item in value.items()}
+    return value

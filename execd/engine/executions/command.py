@@ -3,6 +3,7 @@ and how much of a command is shown."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from pathlib import PurePosixPath
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
     from execd.model import Command
 
 SHELL = ("/bin/sh", "-c")
-PYTHON = ("python", "-c")
-"""The "shell" of a command in Python. PATH of user code leads to the interpreter of sessions."""
+PYTHON = ("python3", "-c")
+"""The "shell" of a command in Python. PATH of user code always has this name; an image of its own
+may have no ``python``."""
 # MAX_ARG_STRLEN of Linux, 32 pages with the terminating NUL: execve(2). A longer script goes by
 # descriptor.
 MAX_ARGUMENT_BYTES = 131_071
@@ -74,7 +76,7 @@ def shell_program(
         line = line_argument(text)
     if (nul_is_a_result and "\0" in text) or len(_encode(line, "command")) <= MAX_ARGUMENT_BYTES:
         return Program(argv=(*shell, line), display=text)
-    if shell == PYTHON:
+    if shell in (PYTHON, ("python", "-c")):
         text_of_script = f"open({SCRIPT_FD}, encoding='utf-8').read()"
         loader = f"exec(compile({text_of_script}, '<string>', 'exec'))"
         return Program(argv=(*shell, loader), display=text, script=text)
@@ -138,11 +140,25 @@ def complete(config: Config, command: Command) -> Command:
     return msgspec.structs.replace(
         command,
         cwd=resolved_cwd(config, command.cwd),
-        timeout_seconds=least(command.timeout_seconds, config.timeout, "timeout_seconds"),
+        timeout_seconds=run_seconds(config, command),
         queue_seconds=min(command.queue_seconds, config.queue_wait_seconds),
         limits=narrower(command.limits, own_limits(config)),
         on_disconnect=command.on_disconnect or config.on_disconnect,
     )
+
+
+def run_seconds(config: Config, command: Command) -> float:
+    """Return the command's hard limit under the daemon's settings. Raises InvalidArgument."""
+    asked = command.timeout_seconds
+    if not command.may_exceed_timeout or math.isinf(asked):
+        return least(asked, config.timeout, "timeout_seconds")
+    if asked > config.max_timeout:
+        raise InvalidArgument(
+            f"timeout_seconds: {asked:g} is more than {config.max_timeout:g}, the largest that "
+            "this daemon takes (--max-timeout)",
+            field="timeout_seconds",
+        )
+    return asked
 
 
 def _check_user(config: Config, user: str) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from execd.engine.executions import exit_status
-from execd.engine.executions.command import is_argv, parse_identity
+from execd.engine.executions.command import argv_program, is_argv, parse_identity
 from execd.engine.executions.environment import keep_path_at_login, marker_entry
 from execd.engine.executions.execution import KILL_ANSWER_SECONDS
 from execd.engine.executions.state import ExecutionPhase
@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from execd.proc.client import WardenClient
     from execd.proc.messages import Killed
 
+NO_SHELL = (
+    "command: this image has no shell (/bin/sh), and the line is more than a program with plain "
+    "words; use argv, a list of the program and its arguments"
+)
 LIMIT_REASONS = {
     "processes": ExitReason.PROCESS_LIMIT,
     "memory": ExitReason.MEMORY_LIMIT,
@@ -152,20 +156,20 @@ class CommandRunner:
 
     async def start(self, execution: Execution) -> Result | None:
         command = execution.command
+        shell, words = self._context.default_shell, None
+        if shell.is_missing and (words := shell.words_instead(command.program)) is not None:
+            command = msgspec.structs.replace(command, program=argv_program(words))
         for is_retry in (False, True):
             if not self._context.warden.up.is_set():
                 await self._wait_for_warden(execution)
-            env, marker = await self._context.build_environment(execution.id, command.env)
+            env, marker = await self._context.build_environment(
+                execution.id, command.env, clears=command.clears_env
+            )
             if command.terminal is not None:
                 env.setdefault("TERM", TERMINAL_TYPE)
-            keep_path_at_login(env, command.program.argv)
-            try:
-                io = ProgramIO(command, execution.append, self._context.loop)
-            except OSError as error:
-                raise ResourceExhausted(
-                    f"no descriptors for another execution: {error.strerror}; repeat the "
-                    "request when executions have ended"
-                ) from error
+            if not command.clears_env and self._context.config.image_env == "off":
+                keep_path_at_login(env, command.program.argv)
+            io = self._open_io(execution)
             try:
                 direct = self._context.direct_exec.find(command, env)
                 execution.requested()
@@ -182,7 +186,7 @@ class CommandRunner:
             except SpawnError as error:
                 await io.close()
                 if not self._may_retry(execution, error) or is_retry:
-                    return _failed_start(error)
+                    return self._failed_start(command, error)
                 await self._context.ensure_base_dir()
             except WardenLost:
                 await io.close()
@@ -198,19 +202,32 @@ class CommandRunner:
             else:
                 break
         if not child.is_direct:
-            self._context.default_shell.note_start(command.program.argv[0])
-        self._child, self._io, execution.pid = child, io, child.pid
+            shell.note_start(command.program.argv[0])
         self._stands_for_dash = child.is_direct and direct is not None and direct.shell_forks
-        execution.started_by = (
-            "direct" if child.is_direct else "argv" if is_argv(command.program) else "shell"
-        )
+        if child.is_direct or words is not None:
+            execution.started_by = "direct"
+        else:
+            execution.started_by = "argv" if is_argv(command.program) else "shell"
+        self._begin(execution, child, io)
+        return None
+
+    def _open_io(self, execution: Execution) -> ProgramIO:
+        try:
+            return ProgramIO(execution.command, execution.append, self._context.loop)
+        except OSError as error:
+            raise ResourceExhausted(
+                f"no descriptors for another execution: {error.strerror}; repeat the request when "
+                "executions have ended"
+            ) from error
+
+    def _begin(self, execution: Execution, child: Child, io: ProgramIO) -> None:
+        self._child, self._io, execution.pid = child, io, child.pid
         has_ended = child.exited.done()
         if not has_ended:
             io.start()
         # Under uvloop the loop's clock counts whole milliseconds. The program started before now:
         # a crowd can keep this process waiting between the spawn and this line.
         execution.started(time.monotonic() - child.spawned_at, has_ended=has_ended)
-        return None
 
     def _may_retry(self, execution: Execution, error: SpawnError) -> bool:
         """Return whether the base dir was missing, which user code may have removed: then the start
@@ -222,6 +239,20 @@ class CommandRunner:
             error.step == "cwd"
             and command.cwd is None
             and execution.phase is ExecutionPhase.STARTING
+        )
+
+    def _failed_start(self, command: Command, error: SpawnError) -> Result:
+        """A missing shell is a failed start too, and not the caller's mistake: callers cannot know
+        the image, and the file may come with the next upload."""
+        message = str(error)
+        if error.step == "exec" and self._context.default_shell.is_missed_by(command.program):
+            message = NO_SHELL
+        return Result(
+            exit_code=None,
+            term_signal=None,
+            exit_reason=ExitReason.SPAWN_FAILED,
+            message=message,
+            stand_in_exit_code=exit_status.code_of_failed_start(error.step, error.error),
         )
 
     async def _wait_for_warden(self, execution: Execution) -> None:
@@ -369,16 +400,6 @@ async def _reported_by_dash(execution: Execution, ended: Exited) -> Exited:
     if words and (write := execution.append("stderr", words)) is not None:
         await write
     return ended._replace(wait_status=wait_status)
-
-
-def _failed_start(error: SpawnError) -> Result:
-    return Result(
-        exit_code=None,
-        term_signal=None,
-        exit_reason=ExitReason.SPAWN_FAILED,
-        message=str(error),
-        stand_in_exit_code=exit_status.code_of_failed_start(error.step, error.error),
-    )
 
 
 def _on_limit(execution: Execution, limit: str, value: int) -> None:

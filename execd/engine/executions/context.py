@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from execd.engine.metrics.counters import Counters
     from execd.engine.output.held_pipes import HeldPipes
     from execd.engine.store.state_dir import Spool, StateDir
-    from execd.model import Limits, Stream
+    from execd.model import Interpreter, Limits, Stream
     from execd.proc.client import WardenClient
     from execd.proc.spawn import Identity
 
@@ -39,8 +39,10 @@ class EngineContext:
     warden: WardenClient
     identity: Identity
     """The user of user code."""
-    python: str
-    """Path of the interpreter for the name ``python`` in commands, and for sessions."""
+    interpreters: tuple[Interpreter, ...]
+    """For sessions, in order of preference; the first is ``python`` of commands."""
+    certificates: Mapping[str, str]
+    """Variables for programs of execd's own Python (``interpreters.certificates_for_tree``)."""
     store: StateDir
     environment: ChildEnvironment
     direct_exec: DirectExec
@@ -59,15 +61,15 @@ class EngineContext:
     programs outlive their callers. Return whether it was."""
 
     async def build_environment(
-        self, execution_id: str, requested: Mapping[str, str]
+        self, execution_id: str, requested: Mapping[str, str], *, clears: bool = False
     ) -> tuple[dict[str, str], str]:
         """Return the environment of a program, and the entry (``NAME=value``) that marks the
-        program's processes."""
+        program's processes. ``clears``: see ``Command.clears_env``."""
         if not self._has_temporary_dir():
             # In a base dir that is not writable the program gets its own error.
             with contextlib.suppress(ExecdError):
                 await self.ensure_temporary_dir()
-        return self.environment.build(execution_id, requested)
+        return self.environment.build(execution_id, requested, clears=clears)
 
     def _has_temporary_dir(self) -> bool:
         """User code may have removed the directory in the base dir. One lstat on the loop costs

@@ -1,4 +1,8 @@
-"""Whether /bin/sh can run, for readiness: without the shell nearly all commands fail."""
+"""Whether /bin/sh can run, for readiness: without the shell nearly all commands fail.
+
+An image without a shell is not broken. There a line of plain words starts its program, and any
+other line fails with the advice to use ``argv``.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,11 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from execd.engine.executions.command import SHELL
+from execd.engine.executions.command import SHELL, is_argv
+from execd.engine.executions.plain_words import plain_words
 
 if TYPE_CHECKING:
+    from execd.model import Program
     from execd.proc.client import SpawnError
 
 # execve(2), of the file itself: missing (or its loader), not executable, of another machine. Other
@@ -23,6 +29,24 @@ class DefaultShell:
     def __init__(self) -> None:
         self._failure = ""
         self._failed_file: tuple[int, ...] | None = None
+        self._is_missing = not os.path.lexists(SHELL[0])
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether the image came without a shell, and has none yet. Where a shell was before, its
+        loss is trouble."""
+        self._is_missing = self._is_missing and not os.path.lexists(SHELL[0])
+        return self._is_missing
+
+    def is_missed_by(self, program: Program) -> bool:
+        """Whether ``program`` is a command line that no shell can read here."""
+        return self.is_missing and program.argv[:-1] == SHELL and not is_argv(program)
+
+    def words_instead(self, program: Program) -> list[str] | None:
+        """Return the words to start where the image has no shell; None: as ``program`` says."""
+        if not self.is_missed_by(program) or program.script is not None:
+            return None
+        return plain_words(program.argv[-1])
 
     def note_start(self, program: str) -> None:
         """``program`` runs."""
@@ -38,6 +62,8 @@ class DefaultShell:
     def trouble(self) -> str:
         """Why the shell cannot run; empty: nothing is known against the shell."""
         shell = SHELL[0]
+        if self.is_missing:
+            return ""
         if not os.access(shell, os.X_OK):
             return f"{shell} is missing or not executable"
         return self._failure if self._failure and self._failed_file == _identity(shell) else ""

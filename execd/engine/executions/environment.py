@@ -1,11 +1,18 @@
-"""The environment of user code: built from scratch, so that no variable of the daemon leaks."""
+"""The environment of user code: built from scratch, so that no variable of the daemon leaks; or,
+with ``--image-env on``, that of the image.
+
+A variable of the image and a variable of the daemon lie in one environment. The families of
+DAEMONS_PREFIXES configure the daemon and describe the pod. PROCESS_VARIABLES are of the shell that
+started the daemon. All others are the image's.
+"""
 
 from __future__ import annotations
 
 import fnmatch
 import os
 import re
-import sys
+import shutil
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from execd.engine.executions import passwd
@@ -20,6 +27,10 @@ MARKER = "EXECD_EXECUTION_ID"
 PYTHON_NAMES = ("python", "python3")
 OWN_PREFIX = "EXECD_"
 """Of the daemon's settings, and of the hash of the token. A pattern passes none of these on."""
+DAEMONS_PREFIXES = (OWN_PREFIX, "SANDBOX_", "OTEL_", "KUBERNETES_")
+PROCESS_VARIABLES = frozenset(("_", "OLDPWD", "PWD", "SHLVL"))
+COERCED_LOCALES = frozenset(("C.UTF-8", "C.utf8", "UTF-8"))
+C_LOCALES = frozenset(("", "C", "POSIX"))
 GIT = {
     "GIT_CONFIG_COUNT": "1",
     "GIT_CONFIG_KEY_0": "safe.directory",
@@ -34,29 +45,6 @@ LOGIN_BASH = re.compile(
 LOGIN_CHARACTERS = 4096
 """A command line is searched up to here."""
 LOGIN_FILE = os.path.join(os.path.dirname(__file__), "login_shell.bash")
-
-
-def find_python(config: Config, search_path: str) -> str:
-    """Return the interpreter for the name ``python``: the setting, else the first python3 outside
-    execd's own environment."""
-    if config.python is not None:
-        return os.path.abspath(config.python)
-    own = os.path.realpath(os.path.join(sys.prefix, "bin"))
-    for directory in search_path.split(os.pathsep):
-        candidate = os.path.join(directory, "python3")
-        if directory and os.path.realpath(directory) != own and _is_program(candidate):
-            return os.path.abspath(candidate)
-    return sys.executable
-
-
-def _is_program(path: str) -> bool:
-    """Version managers put shell scripts named python3 on PATH: slow to start, and lost without
-    variables of their own."""
-    try:
-        with open(path, "rb") as file:
-            return os.access(path, os.X_OK) and file.read(4) == b"\x7fELF"
-    except OSError:
-        return False
 
 
 def is_virtual_environment(python: str) -> bool:
@@ -76,30 +64,39 @@ class ChildEnvironment:
         bin_dir: str,
         python: str,
         temporary_dir: str = "/tmp",
+        python_variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        """``python_variables``: for programs of ``python``, where the image has no value."""
         self._first = os.path.dirname(python) if is_virtual_environment(python) else bin_dir
-        passed = {
-            name: value
-            for name, value in environment.items()
-            if any(_is_passed(name, pattern) for pattern in config.pass_env)
-        }
-        self._rest = passed.get("PATH", USUAL_DIRS)
+        passed = passed_on(config, environment)
+        self.passed = tuple(sorted(passed))
+        """The names of the variables that come from the daemon's environment."""
+        self._is_images = config.image_env == "on"
+        self._rest = passed.get("PATH") or USUAL_DIRS
         self._fixed = {
             "HOME": config.base_dir,
             "LANG": "C.UTF-8",
-            "USER": _user_name(
-                int(config.run_as.partition(":")[0]) if config.run_as else os.geteuid()
-            ),
+            "USER": _user_name(commands_uid(config)),
             **(_cpu_variables(config.pod_cpus) if config.pod_cpus else {}),
             **GIT,
             **passed,
             "PATH": self._search_path(passed.get("HOME", config.base_dir)),
             "TMPDIR": temporary_dir,
         }
+        if self._first in self._fixed["PATH"].split(":"):
+            self._fixed = {**python_variables, **self._fixed}
+        if self._is_images:
+            self._fixed["HOME"] = home_of_commands(config, environment)
+            self._fixed["USER"] = _user_name(commands_uid(config))
+            self._fixed["TMPDIR"] = passed.get("TMPDIR") or temporary_dir
 
     def _search_path(self, home: str) -> str:
         """Return PATH. pip puts programs below the home where the interpreter's own folders are
-        read-only."""
+        read-only. An image's PATH stays as it is; an image without Python gets execd's at the
+        end, behind all programs of the image."""
+        if self._is_images:
+            has_python = shutil.which("python3", path=self._rest) is not None
+            return self._rest if has_python else f"{self._rest}:{self._first}"
         programs = f"{home}/.local/bin:" if home.startswith("/") and ":" not in home else ""
         return f"{self._first}:{programs}{self._rest}"
 
@@ -112,12 +109,17 @@ class ChildEnvironment:
         """Give every later program these variables too. PATH, which finds ``python``, stays."""
         self._fixed = {**self._fixed, **variables, "PATH": self._fixed["PATH"]}
 
-    def build(self, execution_id: str, requested: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    def build(
+        self, execution_id: str, requested: Mapping[str, str], *, clears: bool = False
+    ) -> tuple[dict[str, str], str]:
         """Return the environment, and the entry that marks the execution's processes. The entry
-        comes first, where the warden's scan finds it soonest."""
+        comes first, where the warden's scan finds it soonest. ``clears``: the environment has no
+        other variables than the requested."""
         marker = {MARKER: execution_id}
-        env = {**marker, **self._fixed, **requested, **marker}
-        if "HOME" in requested and "PATH" not in requested:
+        fixed = {} if clears else self._fixed
+        env = {**marker, **fixed, **requested, **marker}
+        follows_home = not (self._is_images or clears)
+        if "HOME" in requested and "PATH" not in requested and follows_home:
             env["PATH"] = self._search_path(requested["HOME"])
         return env, marker_entry(execution_id)
 
@@ -134,15 +136,61 @@ def keep_path_at_login(env: dict[str, str], argv: Sequence[str]) -> None:
         env["EXECD_LOGIN_PATH"] = env.get("PATH", USUAL_DIRS)
 
 
-def _is_passed(name: str, pattern: str) -> bool:
-    return name == pattern or (
-        fnmatch.fnmatchcase(name, pattern) and not name.startswith(OWN_PREFIX)
+def _is_coerced(environment: Mapping[str, str]) -> bool:
+    """Whether the daemon's own Python has set LC_CTYPE, as where nothing names another locale than
+    that of C (PEP 538)."""
+    return (
+        not environment.get("LC_ALL")
+        and environment.get("LANG", "") in C_LOCALES
+        and environment.get("LC_CTYPE") in COERCED_LOCALES
+    )
+
+
+def passed_on(config: Config, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of the daemon's environment that commands see."""
+    passed = {name: value for name, value in environment.items() if _is_passed(name, config)}
+    if config.image_env == "on" and _is_coerced(environment):
+        passed.pop("LC_CTYPE", None)
+    return passed
+
+
+def _is_passed(name: str, config: Config) -> bool:
+    if any(fnmatch.fnmatchcase(name, pattern) for pattern in config.hide_env):
+        return False
+    is_images = not name.startswith(DAEMONS_PREFIXES) and name not in PROCESS_VARIABLES
+    return (config.image_env == "on" and is_images) or any(
+        name == pattern or (fnmatch.fnmatchcase(name, pattern) and not name.startswith(OWN_PREFIX))
+        for pattern in config.pass_env
     )
 
 
 def marker_entry(execution_id: str) -> str:
     """Return the entry of the environment that marks an execution's processes."""
     return f"{MARKER}={execution_id}"
+
+
+def commands_uid(config: Config) -> int:
+    """Return the user of commands."""
+    return int(config.run_as.partition(":")[0]) if config.run_as else os.geteuid()
+
+
+def home_of_commands(config: Config, environment: Mapping[str, str]) -> str:
+    """Return HOME in an image: of the image's environment, else of passwd, else the base dir.
+
+    Container runtimes set HOME for the user of the container. If commands run as another user, a
+    HOME that is only the home of the daemon's user is none of the image.
+    """
+    uid, home = commands_uid(config), passed_on(config, environment).get("HOME", "")
+    if uid != os.geteuid():
+        daemons = passwd.entry_of(os.geteuid(), passwd.PATH)
+        if home == ("/" if daemons is None else daemons.home):
+            home = ""
+    if not home:
+        account = passwd.entry_of(uid, passwd.PATH)
+        home = "" if account is None else account.home
+        # User code may have written the file: see ``_user_name``.
+        home = home if home.startswith("/") and home.isprintable() else ""
+    return home or config.base_dir
 
 
 def _user_name(uid: int) -> str:

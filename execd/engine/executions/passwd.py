@@ -71,14 +71,19 @@ def variables(account: PasswdEntry | None, user: str) -> dict[str, str]:
     return {"USER": name, "LOGNAME": name, "HOME": home}
 
 
-def name_of(uid: int, path: str = PATH) -> str | None:
-    """Return the name of the first user with this number; None if no entry says so, or the file
-    cannot be read."""
+def entry_of(uid: int, path: str = PATH) -> PasswdEntry | None:
+    """Return the first entry with this number; None if there is none, or the file cannot be
+    read."""
     try:
         content, _ = _read(path)
     except OSError:
         return None
-    found = find_number(content, uid)
+    return find_number(content, uid)
+
+
+def name_of(uid: int, path: str = PATH) -> str | None:
+    """Return the name of the first user with this number, or None."""
+    found = entry_of(uid, path)
     return None if found is None else found.name
 
 

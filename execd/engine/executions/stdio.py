@@ -204,6 +204,9 @@ class ProgramIO:
         else:
             self.stdio.append(NULL_DEVICE)
         for stream in STREAMS:
+            if stream == "stderr" and self._command.merges_output:
+                self.stdio.append(self.stdio[-1])
+                continue
             read_end, write_end = os.pipe2(os.O_CLOEXEC)
             append = functools.partial(self._append, stream)
             self._pumps[stream] = Pump(read_end, append, self._loop)

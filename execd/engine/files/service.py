@@ -194,14 +194,15 @@ class Files:
         precondition: Precondition = NO_PRECONDITION,
         sha256: bytes | None = None,
         size_bytes: int | None = None,
+        in_place: bool = False,
         attributes: Mapping[str, bytes] | None = None,
     ) -> Upload:
         """Begin to write a file, for use in ``async with``. Missing parents are made.
 
         ``attributes``: extended attributes, by names that begin with "user.". ``size_bytes``:
-        announced size; too large a size is refused at once. Raises InvalidArgument (the path is a
-        directory, or a parent is no directory), NoSpace, ReadOnly, PayloadTooLarge,
-        PreconditionFailed.
+        announced size; too large a size is refused at once. ``in_place``: write into a file that is
+        there. Raises InvalidArgument (the path is a directory, or a parent is no directory),
+        NoSpace, ReadOnly, PermissionDenied, PayloadTooLarge, PreconditionFailed.
         """
         self._refuse_size(path, size_bytes or 0)
         how = replace(
@@ -209,6 +210,7 @@ class Files:
             mode=mode,
             precondition=precondition,
             sha256=sha256,
+            in_place=in_place,
             attributes=attributes or {},
         )
         draft = await self._threads.run(

@@ -26,9 +26,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from execd.engine.executions.command import check_session_environment, resolved_cwd
+from execd.engine.executions.command import (
+    check_session_environment,
+    resolved_cwd,
+    run_seconds,
+)
 from execd.engine.executions.execution import Execution
-from execd.engine.executions.limits import NO_LIMITS, least, narrower, own_limits
+from execd.engine.executions.limits import NO_LIMITS, narrower, own_limits
 from execd.engine.sessions import session_fork, worker_messages
 from execd.engine.sessions.cell_run import CellRunner
 from execd.engine.sessions.link import FrameLease, LinkTurns
@@ -379,7 +383,7 @@ class Sessions(SessionTable):
         command = msgspec.structs.replace(
             command,
             cwd=session.cwd,
-            timeout_seconds=least(command.timeout_seconds, self.config.timeout, "timeout_seconds"),
+            timeout_seconds=run_seconds(self.config, command),
             queue_seconds=self.config.queue_wait_seconds,
             limits=session.limits,
             on_disconnect=command.on_disconnect or self.config.on_disconnect,

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from execd.engine.executions.context import EngineContext
-    from execd.model import DialectName, Limits
+    from execd.model import DialectName, Interpreter, Limits
 
 log = logging.getLogger(__name__)
 
@@ -227,6 +227,11 @@ class Session:
     def generation(self) -> int:
         """The number of the latest generation; 0 before the first worker."""
         return self.life.generation
+
+    @property
+    def interpreter(self) -> Interpreter | None:
+        """The Python that the state lives in. None: there is no worker."""
+        return None if self.worker is None else self.worker.interpreter
 
     @property
     def pid(self) -> int | None:

@@ -62,6 +62,7 @@ async def fork(
     child_ends = [fd for worker in workers for fd in worker.child_ends]
     for worker in workers:
         worker.child_ends = []
+        worker.interpreter = original.interpreter
     pairs = zip(workers, names, strict=True)
     beginning = asyncio.gather(
         *(_begin(worker, name, context.warden) for worker, name in pairs), return_exceptions=True

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from execd.engine.executions.environment import MARKER
+from execd.engine.executions.interpreters import for_own_python
 from execd.engine.executions.stdio import give_to_user
 from execd.engine.output.pump import Pump
 from execd.engine.sessions import worker_messages
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
     from execd.engine.executions.context import EngineContext
     from execd.engine.sessions.link import LinkTurns
-    from execd.model import Limits, Stream
+    from execd.model import Interpreter, Limits, Stream
     from execd.proc.child import Child, Lost
     from execd.proc.client import WardenClient
     from execd.proc.messages import CellKilled, Killed, Measured
@@ -117,6 +118,8 @@ class SessionWorker:
         self._mark = 0
         """Of the worker's tree: see ``tree_mark``."""
         self._following: asyncio.Task[None] | None = None
+        self.interpreter: Interpreter | None = None
+        """None: not asked for from a zygote yet."""
         self._answer: asyncio.Future[worker_messages.Answer] | None = None
         self._request_id: int | None = None
         """The id of the latest request; a reply has the id of its request."""
@@ -476,6 +479,8 @@ async def configuration(
 ) -> dict[str, Any]:
     """Return the frame with the configuration. ``cwd`` None: the base dir."""
     env, _ = await context.build_environment(worker.marker_id, environment)
+    if worker.interpreter is not None and worker.interpreter.origin == "own":
+        env = for_own_python(env, context.certificates)
     return {
         "type": "configure",
         "cwd": cwd or context.config.base_dir,

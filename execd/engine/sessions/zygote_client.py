@@ -8,7 +8,8 @@ and starts another zygote after a back-off. ``_fill_pool`` keeps ``session_pool`
 daemon's start waits for neither. User code that kills the zygote delays the next session by a
 second and leaves the daemon alone.
 
-Refusal. An interpreter that cannot serve is started no more, and callers get NotSupported at once.
+Refusal. Of several interpreters the next takes the place of one that cannot serve
+(``interpreter_choice``). The last is started no more, and callers get NotSupported at once.
 A caller's request starts the interpreter again if the interpreter has changed, and then waits, as
 for any start; or if REFUSED_SECONDS have passed since the last start, and then does not wait.
 
@@ -30,7 +31,10 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from execd.engine.executions.limits import own_limits
+from execd.engine.sessions.interpreter_choice import InterpreterChoice
 from execd.engine.sessions.session_worker import (
     SessionWorker,
     WorkerLost,
@@ -43,7 +47,7 @@ from execd.proc.client import SpawnError, WardenLost
 
 if TYPE_CHECKING:
     from execd.engine.executions.context import EngineContext
-    from execd.engine.sessions.interpreter_refusal import Footprint, Refusal
+    from execd.engine.sessions.interpreter_refusal import Refusal
     from execd.engine.sessions.link import LinkTurns
     from execd.model import Limits
 
@@ -81,7 +85,7 @@ class Zygote:
         self.refusal: Refusal | None = None
         """Why the interpreter cannot serve sessions. None: not known to be so."""
         self.restarts = 0
-        self._footprint: Footprint | None = None
+        self._choice = InterpreterChoice(context.interpreters)
         self._refused_at = 0.0
         self._retry = asyncio.Event()
         """Set: a refused interpreter gets a new start."""
@@ -101,6 +105,7 @@ class Zygote:
             "trouble": self.trouble,
             "refused": None if self.refusal is None else self.refusal._asdict(),
             "restarts": self.restarts,
+            "interpreter": msgspec.structs.asdict(self._choice.current),
             **known,
         }
 
@@ -192,24 +197,33 @@ class Zygote:
         """Give a refused interpreter a new start, if the next start may end otherwise."""
         if self.refusal is None:
             return
-        assert self._footprint is not None
-        if self._footprint.has_changed():
+        if self._choice.has_changed():
             self.refusal = None
             self._is_decided.clear()
             self._retry.set()
         elif time.monotonic() - self._refused_at > REFUSED_SECONDS:
             self._retry.set()
 
-    def _refuse(self, refusal: Refusal, process: ZygoteProcess) -> None:
+    def _refuse(self, refusal: Refusal, process: ZygoteProcess) -> bool:
+        """Return whether another interpreter takes the place of the refused one."""
+        is_last = self._choice.is_last
+        refusal = self._choice.refuse(refusal, process.footprint)
+        self.trouble = refusal.message
+        fields = {"cause": refusal.cause, "reason": refusal.message}
+        if not is_last:
+            log.info("another interpreter is tried for sessions", extra=fields)
+            return True
         if self.refusal != refusal:
-            log.warning(
-                "the interpreter cannot serve sessions",
-                extra={"cause": refusal.cause, "reason": refusal.message},
-            )
-        self.refusal, self.trouble = refusal, refusal.message
-        self._footprint, self._refused_at = process.footprint, time.monotonic()
+            log.warning("the interpreter cannot serve sessions", extra=fields)
+        self.refusal, self._refused_at = refusal, time.monotonic()
         self._retry.clear()
         self._is_decided.set()
+        return False
+
+    def _on_hang(self, refusal: Refusal, process: ZygoteProcess) -> None:
+        """The last interpreter may go on: a slow disk looks the same."""
+        if self._refuse(refusal, process):
+            process.kill()
 
     async def _make_worker(self, limits: Limits) -> SessionWorker:
         """Fork a worker from the zygote.
@@ -218,6 +232,7 @@ class Zygote:
         """
         process = await self._wait_for_zygote()
         worker = open_worker(limits, self._turns, self._context)
+        worker.interpreter = process.interpreter
         adopting = asyncio.create_task(
             worker.adopt(self._context.warden, is_idle=True), name="adoption"
         )
@@ -253,13 +268,13 @@ class Zygote:
         while True:
             await asyncio.sleep(backoff)
             await self._context.warden.up.wait()
-            process = ZygoteProcess(self._turns, self._context.python)
+            process = ZygoteProcess(self._turns, self._choice.current)
             refusal: Refusal | None = None
             max_backoff = MAX_BACKOFF_SECONDS
             try:
                 try:
                     await self._context.ensure_base_dir()
-                    await process.start(self._context, partial(self._refuse, process=process))
+                    await process.start(self._context, partial(self._on_hang, process=process))
                 except InterpreterRefused as error:
                     refusal, doubts = error.refusal, doubts + 1
                     self.trouble = refusal.message
@@ -269,6 +284,7 @@ class Zygote:
                 else:
                     self.facts, self.trouble = process.ready.result(), None
                     self.refusal, doubts = None, 0
+                    self._choice.settle()
                     max_backoff = MAX_BACKOFF_AFTER_READY_SECONDS
                     log.info(
                         "python for sessions is ready",
@@ -293,8 +309,9 @@ class Zygote:
                 and not process.footprint.has_changed()
                 and (refusal.is_certain or self.facts is None or doubts >= MAX_DOUBTS)
             ):
-                self._refuse(refusal, process)
-                await self._retry.wait()
+                if not self._refuse(refusal, process):
+                    await self._retry.wait()
+                    self._choice.begin_again()
                 backoff = 0.0
                 continue
             lived_seconds = time.monotonic() - process.started_at

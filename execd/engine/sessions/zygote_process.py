@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from execd.engine.executions.context import EngineContext
     from execd.engine.sessions.session_worker import SessionWorker
+    from execd.model import Interpreter
     from execd.proc.child import Child
 
 log = logging.getLogger(__name__)
@@ -113,14 +114,19 @@ def zygote_argv(python: str, preload: Sequence[str] = ()) -> list[str]:
     ]
 
 
-def zygote_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the zygote's environment, made from ``env``, the environment of a session.
+def zygote_environment(env: Mapping[str, str], *, is_own: bool = False) -> dict[str, str]:
+    """Return the zygote's environment, made from ``env``, the environment of a session. ``is_own``:
+    for execd's own Python, which no variable for the image's Python may change.
 
     Variables that could load user code are left out, because all sessions are forked from this
     interpreter. Programs of sessions do not inherit the zygote's environment; a worker has the
     environment of the configuration.
     """
-    kept = {name: value for name, value in env.items() if name not in _LEFT_OUT}
+    kept = {
+        name: value
+        for name, value in env.items()
+        if name not in _LEFT_OUT and not (is_own and name.startswith("PYTHON"))
+    }
     tunables = ":".join(filter(None, (env.get("GLIBC_TUNABLES"), HUGE_PAGES)))
     return {**kept, "PYTHONUSERBASE": "/nonexistent", "GLIBC_TUNABLES": tunables}
 
@@ -140,9 +146,10 @@ class InterpreterRefused(Exception):
 class ZygoteProcess:
     """One zygote: its process, link and standard error. ``close`` ends all of them."""
 
-    def __init__(self, turns: LinkTurns, python: str) -> None:
-        self.footprint = Footprint(python)
-        self._python = python
+    def __init__(self, turns: LinkTurns, interpreter: Interpreter) -> None:
+        self.interpreter = interpreter
+        self.footprint = Footprint(interpreter.path)
+        self._python = interpreter.path
         self._version: list[int] | None = None
         """The interpreter's version. None: the interpreter has not begun."""
         self._failure: dict[str, Any] | None = None
@@ -186,7 +193,7 @@ class ZygoteProcess:
             tag=context.warden.new_tag(),
             program=pack(
                 zygote_argv(self._python, context.config.preload),
-                zygote_environment(env),
+                zygote_environment(env, is_own=self.interpreter.origin == "own"),
                 context.config.base_dir,
             ),
             stdio=[NULL_DEVICE, 1, 1, 0],

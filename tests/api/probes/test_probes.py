@@ -57,6 +57,15 @@ async def test_daemon_whose_shell_cannot_run_is_not_ready_until_the_repair(
     assert (await wire.execute("echo $((1))")).json()["stdout"] == "1\n"
 
 
+async def test_capabilities_tell_a_name_that_is_not_utf_8(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire.engine._parts.environment, "passed", ("A", "B\udcff"))
+    answer = await wire.request("GET", "/v1/capabilities")
+    assert answer.http_status == 200
+    assert answer.json()["environment"]["passed"] == ["A", "B\ufffd"]
+
+
 async def test_stats_are_the_engines(wire: Wire) -> None:
     body = (await wire.request("GET", "/v1/stats")).json()
     found = msgspec.to_builtins(wire.engine.stats())

@@ -143,7 +143,7 @@ def test_lone_surrogate_is_refused_by_name(text: bytes) -> None:
 def test_unknown_field_names_the_nearest_field_if_any(name: str, nearest: str | None) -> None:
     with pytest.raises(InvalidArgument) as caught:
         parse_json(msgspec.json.encode({name: 1}), execution_request.DECODER)
-    assert "known are: argv, command, cwd, " in caught.value.message
+    assert "known are: argv, clear_env, command, cwd, " in caught.value.message
     assert f"did you mean {nearest}?" in caught.value.message or nearest is None
     assert ("did you mean" in caught.value.message) == (nearest is not None)
 

@@ -124,7 +124,7 @@ def test_a_long_command_is_a_script_that_the_shell_reads(
 @pytest.mark.parametrize(
     "shell",
     [
-        ["python3", "-c"],
+        ["python3.13", "-c"],
         ["node", "-e"],
         ["bash"],
         ["bash", "-c", "-x"],

@@ -418,3 +418,14 @@ async def test_the_way_of_the_start_outlives_the_daemon(tmp_path: Path) -> None:
         assert execution.started_by == "direct"
     async with running(tmp_path) as engine:
         assert engine.get(execution.id).started_by == "direct"
+
+
+async def test_plain_words_run_without_a_shell_in_the_environment_of_an_image_too(
+    tmp_path: Path,
+) -> None:
+    """HOSTNAME is in the environment of every container."""
+    environment = {"PATH": os.defpath, "HOSTNAME": "pod-1", "PWD": "/", "SHLVL": "1", "_": "execd"}
+    async with running(tmp_path, environment, image_env="on") as engine:
+        printed = await sh(engine, "env")
+        assert printed.execution.started_by == "direct"
+        assert b"HOSTNAME=pod-1\n" in printed.stdout

@@ -14,7 +14,6 @@ from execd.engine.executions.environment import (
     MARKER,
     USUAL_DIRS,
     ChildEnvironment,
-    find_python,
     is_virtual_environment,
 )
 from tests.engine.conftest import make_config, running, sh
@@ -146,24 +145,6 @@ def make_program(
     return str(folder / "bin/python3")
 
 
-def test_the_python_of_commands_is_the_setting_else_the_first_program_on_path_but_our_own(
-    tmp_path: Path,
-) -> None:
-    config = make_config(tmp_path)
-    script = make_program(tmp_path / "script", content=b"#!/bin/sh\n")
-    closed = make_program(tmp_path / "closed", mode=0o644)
-    real = make_program(tmp_path / "real")
-    own = os.path.join(sys.prefix, "bin")
-    path = ":".join(
-        [own, "", "/no/such", *(os.path.dirname(program) for program in (script, closed, real))]
-    )
-    assert find_python(config, path) == real
-    assert find_python(config, f"{own}:/no/such") == sys.executable
-    assert find_python(make_config(tmp_path, python="rel/python"), path) == os.path.abspath(
-        "rel/python"
-    )
-
-
 def test_a_virtual_environments_python_is_used_in_its_place(tmp_path: Path) -> None:
     venv = make_program(tmp_path / "venv", venv=True)
     assert is_virtual_environment(venv)
@@ -246,3 +227,138 @@ async def test_a_link_in_the_place_of_a_new_temporary_folder_opens_no_other_fold
     async with running(tmp_path) as engine:
         assert (await sh(engine, "readlink $TMPDIR")).text == str(victim)
     assert victim.stat().st_mode & 0o7777 == 0o700
+
+
+IMAGES = {
+    "PATH": "/opt/conda/bin:/usr/bin:/bin",
+    "JAVA_HOME": "/opt/java",
+    "LD_LIBRARY_PATH": "/opt/lib",
+    "LANG": "de_DE.UTF-8",
+    "TMPDIR": "/scratch",
+    "HOSTNAME": "pod-1",
+    "NOT_UTF_8": "\udcff",
+    "KUBERNETES": "no setting of the pod",
+}
+NOT_THE_IMAGES = {
+    "EXECD_TOKEN_SHA256": "0" * 64,
+    "EXECD_IMAGE_LD_PRELOAD": "x",
+    "SANDBOX_BASE_DIR": "/b",
+    "OTEL_SERVICE_NAME": "execd",
+    "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+    "PWD": "/somewhere",
+    "OLDPWD": "/elsewhere",
+    "SHLVL": "1",
+    "_": "/usr/bin/execd",
+}
+
+
+def images_environment(
+    folder: Path,
+    environment: dict[str, str],
+    requested: dict[str, str] | None = None,
+    **settings: Any,
+) -> dict[str, str]:
+    config = make_config(folder, image_env="on", **settings)
+    made = ChildEnvironment(
+        config, environment, bin_dir="/state/bin", python="/usr/bin/python3", temporary_dir="/tmp"
+    )
+    return made.build("id", requested or {})[0]
+
+
+def test_commands_see_the_environment_of_the_image(tmp_path: Path) -> None:
+    """With ``--image-env on``: all of it, and nothing of the daemon's settings or of the pod."""
+    env = images_environment(tmp_path, {**IMAGES, **NOT_THE_IMAGES, "HOME": "/home/image"})
+    assert env == {
+        MARKER: "id",
+        **IMAGES,
+        "HOME": "/home/image",
+        "USER": pwd.getpwuid(os.geteuid()).pw_name,
+        **GIT,
+    }
+
+
+def test_hidden_variables_of_the_image_reach_no_command(tmp_path: Path) -> None:
+    environment = {**IMAGES, "DB_PORT": "tcp://10.0.0.2:1", "DB_SERVICE_HOST": "10.0.0.2"}
+    env = images_environment(tmp_path, environment, hide_env=("*_PORT", "*_SERVICE_HOST"))
+    assert env.keys() & environment.keys() == IMAGES.keys()
+    # A variable that is passed by name and hidden by a glob is hidden.
+    assert "AWS_KEY" not in build(tmp_path, pass_env=("AWS_KEY",), hide_env=("AWS_*",))
+    env = images_environment(tmp_path, NOT_THE_IMAGES, pass_env=("OTEL_*", "SHLVL"))
+    assert env.keys() & NOT_THE_IMAGES.keys() == {"OTEL_SERVICE_NAME", "SHLVL"}
+
+
+def test_path_is_that_of_the_image_with_execd_s_python_last_where_the_image_has_none(
+    tmp_path: Path,
+) -> None:
+    python = os.path.dirname(make_program(tmp_path / "image", content=b"#!/bin/sh\n"))
+    path = f"/no/such:{python}:/bin"
+    assert images_environment(tmp_path, {"PATH": path})["PATH"] == path
+    (tmp_path / "image/bin/python3").chmod(0o644)
+    without = f"/no/such:{python}"
+    assert images_environment(tmp_path, {"PATH": without})["PATH"] == f"{without}:/state/bin"
+    env = images_environment(tmp_path, {"PATH": without}, {"HOME": "/h"})
+    assert env["PATH"] == f"{without}:/state/bin", "a request's HOME changes nothing"
+    assert images_environment(tmp_path, {})["PATH"].startswith(USUAL_DIRS)
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_seen"),
+    [
+        ({"LC_CTYPE": "C.UTF-8"}, False),
+        ({"LC_CTYPE": "C.UTF-8", "LANG": "C"}, False),
+        ({"LC_CTYPE": "C.UTF-8", "LANG": "de_DE.UTF-8"}, True),
+        ({"LC_CTYPE": "C.UTF-8", "LC_ALL": "C"}, True),
+        ({"LC_CTYPE": "de_DE.UTF-8"}, True),
+    ],
+)
+def test_locale_that_the_daemon_s_python_has_set_is_none_of_the_image(
+    tmp_path: Path, variables: dict[str, str], is_seen: bool
+) -> None:
+    assert ("LC_CTYPE" in images_environment(tmp_path, variables)) == is_seen
+
+
+@pytest.fixture
+def accounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "passwd"
+    lines = [f"me:x:{os.geteuid()}:0::/home/me:", "other:x:54321:0::/home/other:", "bad:x:7:0::x:"]
+    path.write_text("".join(f"{line}\n" for line in lines))
+    monkeypatch.setattr(passwd, "PATH", str(path))
+
+
+@pytest.mark.usefixtures("accounts")
+@pytest.mark.parametrize(
+    ("run_as", "home", "found"),
+    [
+        (None, "/of/the/image", ("/of/the/image", "me")),
+        (None, "", ("/home/me", "me")),
+        (None, "/home/me", ("/home/me", "me")),
+        # A runtime sets the home of the container's user.
+        ("54321", "/home/me", ("/home/other", "other")),
+        ("54321", "/of/the/image", ("/of/the/image", "other")),
+        ("54322", "/home/me", ("BASE", "54322")),
+        ("7", "", ("BASE", "bad")),
+    ],
+)
+def test_home_and_user_are_of_the_image_or_of_its_passwd_and_a_number_has_the_base_dir(
+    tmp_path: Path, run_as: str | None, home: str, found: tuple[str, str]
+) -> None:
+    environment = {"HOME": home, "USER": "stale"}
+    env = images_environment(tmp_path, environment, run_as=run_as)
+    assert (env["HOME"].replace(f"{tmp_path}/base", "BASE"), env["USER"]) == found
+
+
+async def test_capabilities_list_the_names_of_the_variables_that_are_passed(tmp_path: Path) -> None:
+    async with running(tmp_path, {**IMAGES, **NOT_THE_IMAGES}, image_env="on") as engine:
+        told = engine.capabilities()["environment"]
+        assert told == {"image_env": True, "passed": sorted(IMAGES)}
+    async with running(tmp_path, DAEMONS, pass_env=("AWS_*",)) as engine:
+        told = engine.capabilities()["environment"]
+        assert told == {"image_env": False, "passed": ["AWS_KEY", "AWS_REGION"]}
+
+
+async def test_sessions_and_login_shells_of_an_image_have_its_environment(tmp_path: Path) -> None:
+    environment = {"PATH": os.defpath, "ODD": "\udcff", "JAVA_HOME": "/opt/java"}
+    async with running(tmp_path, environment, image_env="on") as engine:
+        assert (await sh(engine, 'printf "$JAVA_HOME $ODD"')).stdout == b"/opt/java \xff"
+        script = "bash -lc 'env | grep -c -e BASH_ENV -e EXECD_LOGIN'"
+        assert (await sh(engine, script)).stdout == b"0\n"

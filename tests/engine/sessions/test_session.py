@@ -78,6 +78,7 @@ async def test_a_command_in_a_session_begins_at_the_directory_of_the_session(
 class RefusingWorker:
     marker_id = "s"
     limits = Limits()
+    interpreter = None
 
     async def request(self, frame: dict[str, Any], _: float) -> None:
         raise frames.FrameError("too long")

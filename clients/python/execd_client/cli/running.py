@@ -39,6 +39,8 @@ GAVE_UP = b"execctl: execd does not answer; the program may still run\n"
 @click.option("--cwd", metavar="DIR", help="Directory of the program.")
 @click.option("-e", "--env", "variables", metavar="NAME=VALUE", multiple=True, help="A variable.")
 @click.option("--timeout", type=float, metavar="SECONDS", help="End the program after this time.")
+@click.option("--clear-env", is_flag=True, help="Give the program no variables but those of -e.")
+@click.option("--merge-output", is_flag=True, help="Give the program one pipe for both outputs.")
 @click.option("--session", metavar="ID", help="Use the directory and environment of a session.")
 @click.option("--id", "name", metavar="ID", help="Name the run: the same name runs once.")
 @click.option("-d", "--detach", is_flag=True, help="Print the id, and let the program go on.")
@@ -75,6 +77,8 @@ def _options(
     cwd: str | None,
     variables: tuple[str, ...],
     timeout: float | None,
+    clear_env: bool,
+    merge_output: bool,
     session: str | None,
     name: str | None,
 ) -> Any:
@@ -85,6 +89,8 @@ def _options(
         "cwd": cwd,
         "env": dict(variable.split("=", 1) for variable in variables) or None,
         "timeout_seconds": timeout,
+        "clear_env": clear_env or None,
+        "merge_output": merge_output or None,
         "session_id": session,
         "id": name,
     }

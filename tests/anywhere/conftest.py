@@ -1,0 +1,135 @@
+"""The tree in images that have nothing of execd: root file systems of .ci/make-roots, natively and
+in gVisor. `make test-anywhere` makes the tree and the roots, and sets the variables."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import httpx
+import pytest
+
+from tests.free_port import free_port
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+REPOSITORY = Path(__file__).parents[2]
+TREE, ROOTS = os.environ.get("EXECD_TREE"), os.environ.get("EXECD_ROOTS")
+PLACES = {"native": "in-root", "gvisor": "in-gvisor"}
+# Without the tree there is nothing to try: .ci/run and `make test-anywhere` name the tree.
+collect_ignore_glob = [] if TREE and ROOTS else ["test_*.py"]
+BY_SIGTERM = 128 + signal.SIGTERM
+START_SECONDS = 60
+PROGRAM = "/opt/execd/bin/execd"
+USUAL_PATH = "/usr/local/bin:/usr/bin:/bin"
+
+
+class Row(NamedTuple):
+    """An image."""
+
+    program: list[str]
+    """Prints hello."""
+    has_shell: bool = True
+    python: str | None = None
+    """The version of the image's Python that serves sessions; None: execd's own serves."""
+    environment: Mapping[str, str] = {"PATH": USUAL_PATH}
+
+
+ROWS = {
+    "scratch": Row(["/hello"], has_shell=False, environment={}),
+    "busybox": Row(["echo", "hello"]),
+    "musl": Row(["/usr/bin/hello"]),
+    "debian11": Row(["echo", "hello"], python="3.9"),
+    "debian12": Row(["echo", "hello"]),
+    "debian13": Row(["echo", "hello"], python="3.13"),
+    "hostile": Row(
+        ["/bin/busybox", "echo", "hello"], environment={"PATH": f"/hostile:{USUAL_PATH}"}
+    ),
+    "preload": Row(
+        ["/usr/bin/hello"],
+        environment={"PATH": USUAL_PATH, "LD_PRELOAD": "/lib/libpreload.so"},
+    ),
+    "broken": Row(["/bin/busybox", "echo", "hello"]),
+}
+
+
+class Daemon(NamedTuple):
+    row: Row
+    client: httpx.Client
+
+    def execute(self, **fields: Any) -> dict[str, Any]:
+        answer = self.client.post("/v1/executions", json=fields)
+        assert answer.status_code == 200, answer.text
+        done: dict[str, Any] = answer.json()
+        return done
+
+    def python(self, code: str, **fields: Any) -> dict[str, Any]:
+        """Run code in the tree's Python: a program that is in each image."""
+        return self.execute(argv=["/opt/execd/bin/python3", "-c", code], **fields)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "daemon" in metafunc.fixturenames:
+        rows = os.environ.get("EXECD_ANYWHERE_ROWS", " ".join(ROWS)).split()
+        places = os.environ.get("EXECD_ANYWHERE_PLACES", " ".join(PLACES)).split()
+        users = [int(uid) for uid in os.environ.get("EXECD_ANYWHERE_USERS", "1000 0").split()]
+        metafunc.parametrize(
+            "daemon",
+            [(row, uid, place) for place in places for row in rows for uid in users],
+            ids=lambda found: "-".join(map(str, found)),
+            indirect=True,
+            scope="module",
+        )
+
+
+def in_image(name: str, uid: int, place: str, mounts: Mapping[str, str]) -> list[str]:
+    """The command that runs the words after it in an image. ``mounts``: directories of this machine
+    by their places in the image, read-only."""
+    return [
+        *(str(REPOSITORY / ".ci" / PLACES[place]), "--root", f"{ROOTS}/{name}", f"--uid={uid}"),
+        *(f"--mount={source}:{directory}" for directory, source in mounts.items()),
+        *("--tmpfs=/app", "--tmpfs=/state"),
+        *(f"--env={variable}={value}" for variable, value in ROWS[name].environment.items()),
+        "--",
+    ]
+
+
+@pytest.fixture(scope="module")
+def daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
+    command = in_image(*request.param, {"/opt/execd": str(TREE)})
+    with serving(ROWS[request.param[0]], [*command, PROGRAM]) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def serving(row: Row, command: list[str]) -> Iterator[Daemon]:
+    """A daemon, which ends by SIGTERM as it should."""
+    port = free_port()
+    command += ["serve", "--host=127.0.0.1", f"--port={port}", "--namespaces=require"]
+    command += ["--base-dir=/app", "--state-dir=/state/execd"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        with httpx.Client(
+            base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False
+        ) as client:
+
+            def is_up() -> bool:
+                assert process.poll() is None, process.stderr and process.stderr.read()
+                try:
+                    return client.get("/").status_code == 200
+                except httpx.TransportError:
+                    return False
+
+            wait_until(is_up, START_SECONDS)
+            yield Daemon(row, client)
+        process.terminate()
+        assert process.wait(30) == BY_SIGTERM
+    finally:
+        process.kill()
+        process.communicate()
