@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.parse
@@ -102,10 +103,13 @@ def execd_subjects(python: Python, daemon: Path, user: Path) -> list[Subject]:
     wing. ``daemon`` and ``user`` are interpreters of environments of ``python``: with execd's
     packages, and with those of the user's code."""
     # A start must not pay for the first compilation of the checkout.
-    sources = [REPOSITORY / "execd", *REPOSITORY.glob("wings/*/execd_*/")]
-    subprocess.run([daemon, "-m", "compileall", "-q", *sources], check=True)
-    # An editable install leaves the entry points of a wing in the wing's folder.
-    places = [REPOSITORY, *sorted(REPOSITORY.glob("wings/*/"))]
+    subprocess.run([daemon, "-m", "compileall", "-q", REPOSITORY / "execd"], check=True)
+    # With the entry points by which execd finds them.
+    wings = REPOSITORY / ".cache" / "benchmarks" / "wings"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    sources = sorted(REPOSITORY.glob("wings/*/"))
+    subprocess.run([*pip, "--no-deps", "--upgrade", "--target", wings, *sources], check=True)
+    places = [REPOSITORY, wings]
     environment = {"PYTHONPATH": ":".join(map(str, places)), "PATH": _path(user)}
 
     def launch(*flags: str, port_name: str = "") -> Callable[[Site], Launch]:

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     ("path", "body", "nearest", "known"),
     [
         ("/v1/executions", {"cmd": "ls"}, "command", "argv, clear_env, command, cwd"),
-        ("/v1/executions", {"command": "ls", "timeout": 1}, "timeout_seconds", "argv, clear_env, command"),
+        (
+            "/v1/executions",
+            {"command": "ls", "timeout": 1},
+            "timeout_seconds",
+            "argv, clear_env, command",
+        ),
         (
             "/v1/executions",
             {"command": "ls", "limits": {"memory": 1}},
