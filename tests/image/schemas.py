@@ -61,6 +61,7 @@ CONTAINER = fields(
     name=str,
     image=str,
     imagePullPolicy={"Always", "IfNotPresent", "Never"},
+    command=[str],
     args=[str],
     ports=[fields("containerPort", name=str, containerPort=int, protocol={"TCP", "UDP"})],
     env=[
@@ -98,8 +99,16 @@ POD = fields(
         fsGroup=int,
         seccompProfile=fields("type", type={"RuntimeDefault", "Localhost"}, localhostProfile=str),
     ),
+    initContainers=[CONTAINER],
     containers=[CONTAINER],
-    volumes=[fields("name", name=str, emptyDir=fields(sizeLimit=str, medium={"", "Memory"}))],
+    volumes=[
+        fields(
+            "name",
+            name=str,
+            emptyDir=fields(sizeLimit=str, medium={"", "Memory"}),
+            image=fields(reference=str, pullPolicy={"Always", "IfNotPresent", "Never"}),
+        )
+    ],
 )
 PEER = fields(
     podSelector=SELECTOR,
