@@ -39,14 +39,18 @@ import termios
 from typing import TYPE_CHECKING
 
 from execd.engine.executions import exit_status
-from execd.engine.executions.environment import MARKER, marker_entry
+from execd.engine.executions.environment import (
+    DAEMONS_PREFIXES,
+    MARKER,
+    has_coerced_locale,
+    marker_entry,
+)
 from execd.engine.executions.execution_record import new_id
 from execd.engine.executions.stdio import give_to_user
 from execd.model import NO_EXIT_CODE, NOT_EXECUTABLE_EXIT_CODE, SIGNAL_EXIT_CODE, Limits
 from execd.proc import kernel_traits
 from execd.proc.client import SpawnError, WardenLost
 from execd.proc.messages import Exited, Spawn
-from execd.proc.process_tree import read_environment
 from execd.proc.program_block import pack
 from execd.proc.rlimits import open_files
 
@@ -67,8 +71,6 @@ FORWARDED = (
     signal.SIGUSR2,
     signal.SIGWINCH,
 )
-HIDDEN_PREFIXES = ("EXECD_", "SANDBOX_", "OTEL_", "KUBERNETES_")
-"""Of the variables that are for the daemon, and not of the image."""
 KILLED = SIGNAL_EXIT_CODE + signal.SIGKILL
 STDIO = (0, 1, 2)
 
@@ -192,18 +194,13 @@ def release_terminal() -> bool:
 
 
 def image_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of the image, of the daemon's own.
-
-    Without a locale of the container's, the daemon's Python has set LC_CTYPE by itself (PEP 538).
-    """
-    image = {
-        name: value for name, value in environment.items() if not name.startswith(HIDDEN_PREFIXES)
+    """Return the variables of the daemon's environment that CMD would have without execd."""
+    left_out = {"LC_CTYPE"} if has_coerced_locale(environment) else set()
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(DAEMONS_PREFIXES) and name not in left_out
     }
-    if image.pop("LC_CTYPE", None) is not None:
-        for entry in read_environment(os.getpid()):
-            if entry.startswith(b"LC_CTYPE="):
-                image["LC_CTYPE"] = os.fsdecode(entry.partition(b"=")[2])
-    return image
 
 
 def _is_private(fd: int) -> bool:

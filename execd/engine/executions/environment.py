@@ -136,7 +136,7 @@ def keep_path_at_login(env: dict[str, str], argv: Sequence[str]) -> None:
         env["EXECD_LOGIN_PATH"] = env.get("PATH", USUAL_DIRS)
 
 
-def _is_coerced(environment: Mapping[str, str]) -> bool:
+def has_coerced_locale(environment: Mapping[str, str]) -> bool:
     """Whether the daemon's own Python has set LC_CTYPE, as where nothing names another locale than
     that of C (PEP 538)."""
     return (
@@ -149,7 +149,7 @@ def _is_coerced(environment: Mapping[str, str]) -> bool:
 def passed_on(config: Config, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of the daemon's environment that commands see."""
     passed = {name: value for name, value in environment.items() if _is_passed(name, config)}
-    if config.image_env == "on" and _is_coerced(environment):
+    if config.image_env == "on" and has_coerced_locale(environment):
         passed.pop("LC_CTYPE", None)
     return passed
 
