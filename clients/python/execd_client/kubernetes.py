@@ -97,7 +97,7 @@ def _serve(container: dict[str, Any], port: int) -> None:
             source = {"resourceFieldRef": {"resource": f"limits.{resource}"}}
             variables.append({"name": name, "valueFrom": source})
     _add(container, "env", variables)
-    mounts = [
+    mounts: list[dict[str, Any]] = [
         {"name": TREE_VOLUME, "mountPath": TREE, "readOnly": True},
         {"name": STATE_VOLUME, "mountPath": STATE_DIR},
     ]
