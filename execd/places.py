@@ -40,6 +40,9 @@ def choose(
     """Return the settings with both directories chosen. Makes a chosen state dir. ``tree``: the
     folder of the tree, which is no place for a base dir. Raises ConfigError."""
     base_dir, state_dir = config.base_dir, config.state_dir
+    for flag, path in (("--base-dir", base_dir), ("--state-dir", state_dir)):
+        if tree and path != AUTO and _is_inside(tree, path):
+            raise ConfigError(f"{flag}: execd's own tree {tree} is inside {path}")
     if AUTO not in (base_dir, state_dir):
         return config
     if base_dir == AUTO:
@@ -65,7 +68,7 @@ def _find_base_dir(config: Config, environment: Mapping[str, str], tree: str | N
         if (
             os.path.isabs(path)  # a user without a home has the base dir, AUTO
             and os.path.realpath(path) != "/"
-            and not (tree and _is_inside(path, tree))
+            and not (tree and (_is_inside(path, tree) or _is_inside(tree, path)))
             and as_user(identity, lambda path=path: _can_write(path))  # type: ignore[misc]
         ):
             return os.path.abspath(path)

@@ -47,7 +47,7 @@ LAYERS = {
     "proc": Layer("model own_tree"),
     "kernel": Layer("", "IPython traitlets"),
     "warden": Layer("proc kernel"),
-    "files": Layer("errors model", "msgspec"),
+    "files": Layer("errors model own_tree", "msgspec"),
     "files.archive": Layer("errors model files", "msgspec"),
     "files.watch": Layer("errors files", "msgspec"),
     "engine.store": Layer("errors model proc files", "msgspec"),

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import fnmatch
 import logging
 import os
 import resource
@@ -132,7 +133,7 @@ class Entrypoint:
 
     def _request(self, context: EngineContext, environment: Mapping[str, str]) -> Spawn:
         execution_id = new_id()
-        env = {MARKER: execution_id, **image_environment(environment)}
+        env = {MARKER: execution_id, **image_environment(environment, context.config.hide_env)}
         identity = context.identity
         # As many as the kernel lets a program have that shares the daemon's user.
         most_files = open_files(Limits(open_files=sys.maxsize))
@@ -193,13 +194,16 @@ def release_terminal() -> bool:
     return True
 
 
-def image_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of the daemon's environment that CMD would have without execd."""
+def image_environment(environment: Mapping[str, str], hidden: Sequence[str] = ()) -> dict[str, str]:
+    """Return the variables of the daemon's environment that CMD would have without execd, without
+    those of the patterns ``hidden`` (``--hide-env``): commands can read CMD's environment."""
     left_out = {"LC_CTYPE"} if has_coerced_locale(environment) else set()
     return {
         name: value
         for name, value in environment.items()
-        if not name.startswith(DAEMONS_PREFIXES) and name not in left_out
+        if not name.startswith(DAEMONS_PREFIXES)
+        and name not in left_out
+        and not any(fnmatch.fnmatchcase(name, pattern) for pattern in hidden)
     }
 
 

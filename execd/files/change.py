@@ -199,7 +199,7 @@ def move(root: Root, source: str, target: str, *, overwrite: bool = False) -> No
         root.resolve(target, follow=False) as resolved,
     ):
         existing(origin, source)
-        refuse_state_dir_below(root, origin)
+        refuse_own_dirs_below(root, origin)
         if not resolved.exists and resolved.leaf_stat is not None:
             raise InvalidArgument(f"{target!r}: a parent is not a directory")
         if not origin.names and resolved.is_in_or_below(origin.directory_stat):
@@ -257,16 +257,17 @@ def _unlink_second_name(origin: ResolvedPath, target: ResolvedPath) -> None:
             os.unlink(origin.names[0], dir_fd=origin.directory)
 
 
-def refuse_state_dir_below(root: Root, resolved: ResolvedPath) -> None:
-    """Refuse a directory that contains the state dir, which would move along. Raises
+def refuse_own_dirs_below(root: Root, resolved: ResolvedPath) -> None:
+    """Refuse a directory that contains the state dir or the tree, which would move along. Raises
     PermissionDenied."""
-    if resolved.names or root.state_dir is None:
+    if resolved.names:
         return
-    path = os.path.realpath(root.state_dir)
-    while path != "/":
-        path = os.path.dirname(path)
-        try:
-            if identity(os.stat(path)) == identity(resolved.directory_stat):
-                raise PermissionDenied("the daemon's state dir is in there")
-        except OSError:
-            continue
+    for own in root.own_dirs:
+        path = os.path.realpath(own)
+        while path != "/":
+            path = os.path.dirname(path)
+            try:
+                if identity(os.stat(path)) == identity(resolved.directory_stat):
+                    raise PermissionDenied("a directory of the daemon is in there")
+            except OSError:
+                continue

@@ -29,7 +29,7 @@ SLICE_SECONDS = 0.005
 # The part of the time without CPU that counts as work: the disk may work meanwhile, or other
 # processes may have the CPU.
 WAITING_SHARE = 8
-NOTHING_FORBIDDEN = Forbidden(frozenset(), None)
+NOTHING_FORBIDDEN = Forbidden(frozenset(), frozenset())
 
 
 class DiskUsage(NamedTuple):

@@ -113,7 +113,8 @@ class Forbidden(NamedTuple):
     """st_dev of /proc and /sys: the files there act on the daemon, or show secrets of the daemon to
     a peer. Further mounts of the same type are recognised by statfs, where a walk enters a new
     device."""
-    state_dir: Identity | None
+    own: frozenset[Identity]
+    """The daemon's own directories: the state dir, and the tree that the next warden runs from."""
     foreign: bool = False
     """Links, and directories in the place of new directories, that do not belong to root."""
 
@@ -122,7 +123,7 @@ class Forbidden(NamedTuple):
 
         The type of a file system is checked only where the walk enters a new device.
         """
-        if info.st_dev in self.devices or identity(info) == self.state_dir:
+        if info.st_dev in self.devices or identity(info) in self.own:
             return True
         return info.st_dev != from_device and is_kernel_interface(fd)
 
@@ -396,7 +397,7 @@ def open_own_directory(path: str, mode: int) -> int:
 
     Missing parents get mode 0755. Raises OSError with the path at fault.
     """
-    forbidden = Forbidden(frozenset(), None, foreign=os.geteuid() == 0)
+    forbidden = Forbidden(frozenset(), frozenset(), foreign=os.geteuid() == 0)
     with ResolvedPath(*open_and_stat(b"/", _STEP | os.O_DIRECTORY), forbidden) as found:
         try:
             found.walk(os.fsencode(path))

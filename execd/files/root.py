@@ -6,11 +6,13 @@ removed and made again at any time. ``resolve`` explains the walk below the base
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from functools import wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
 
+from execd import own_tree
 from execd.errors import Conflict, ExecdError, InvalidArgument, NotFound
 from execd.files.paths import absolute_readings, blame, encode, readings
 from execd.files.resolve import (
@@ -59,7 +61,9 @@ class Root:
         self, base_dir: str, state_dir: str | None = None, readings: Readings = readings
     ) -> None:
         self.base_dir = os.path.abspath(base_dir)
-        self.state_dir = state_dir
+        self.own_dirs = tuple(path for path in (state_dir, own_tree.root()) if path)
+        """Directories of the daemon. Commands have their own view of them, and the threads of file
+        operations have the daemon's: here every walk refuses them."""
         self.rooms: Rooms | None = None
         """The directories whose room is limited."""
         self._top = self.base_dir
@@ -137,7 +141,7 @@ class Root:
         yield os.path.realpath(os.fsencode(self.base_dir))
 
     def _walk(self, path: bytes, follow: bool) -> ResolvedPath:
-        forbidden = Forbidden(self._devices, self._state_identity())
+        forbidden = Forbidden(self._devices, frozenset(self._own_identities()))
         resolved = ResolvedPath(*self._open_base(), forbidden)
         with undoing(resolved.close):
             resolved.walk(path, follow=follow)
@@ -157,13 +161,10 @@ class Root:
                 raise blame(error, f"base dir {self.base_dir!r}") from error
         raise TreeChanged
 
-    def _state_identity(self) -> Identity | None:
-        if self.state_dir is None:
-            return None
-        try:
-            return identity(os.stat(self.state_dir))
-        except OSError:
-            return None  # not made yet, or gone: there is nothing to protect
+    def _own_identities(self) -> Iterator[Identity]:
+        for path in self.own_dirs:
+            with contextlib.suppress(OSError):  # not made yet, or gone: there is nothing to protect
+                yield identity(os.stat(path))
 
 
 def existing(resolved: ResolvedPath, path: str) -> os.stat_result:

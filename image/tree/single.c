@@ -15,6 +15,7 @@
  *                          parts of this user that nobody holds (see make_part).
  *   a planted folder       A tree must belong to this user or to root, be writable by nobody else,
  *                          and hold the file .complete of such an owner. Else the next base.
+ *   a BASE of another user  Its owner could replace the tree: the next base.
  *   full disk, noexec, read-only, no directory: the next base; the reasons are printed if none is
  *                          left, with exit code 78 (sysexits.h: EX_CONFIG).
  *   a cut or changed file  The trailer's sizes, and zstd's checksum while unpacking.
@@ -233,10 +234,22 @@ static void become(const char *tree, int argc, char **argv) {
   execv(program, words);
 }
 
+/* The owner of BASE may put another tree there, also while this one runs. */
+static int is_safe(const char *base) {
+  struct stat info;
+  if (stat(base, &info))
+    give_reason(base, "no such directory", errno);
+  else if (info.st_uid != geteuid() && info.st_uid != 0)
+    give_reason(base, "belongs to another user", 0);
+  else
+    return 1;
+  return 0;
+}
+
 static int has_room(const char *base) {
   struct statvfs found;
   if (statvfs(base, &found))
-    give_reason(base, "no such directory", errno);
+    give_reason(base, "cannot be looked at", errno);
   else if (found.f_flag & ST_NOEXEC)
     give_reason(base, "mounted noexec", 0);
   else if (found.f_flag & ST_RDONLY)
@@ -286,6 +299,8 @@ static int unpack_at(const char *base, const char *tree) {
 
 static void start_from(const char *base, int argc, char **argv) {
   char tree[PATH_MAX];
+  if (!is_safe(base))
+    return;
   snprintf(tree, sizeof tree, "%s/.execd-%.16s", base, trailer.id);
   enum found found = look(tree);
   if (found == SOMETHING_ELSE) {

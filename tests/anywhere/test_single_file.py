@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 NO_PLACE = 78
+FIND = "import glob; print(*glob.glob('/state/.execd-*'))"
 Run = "Callable[..., subprocess.CompletedProcess[str]]"
 
 
@@ -65,6 +66,12 @@ for change in (
     except OSError as error:
         print(error.strerror)
 """
+        tree = daemon.execute(argv=["python3", "-c", FIND])["stdout"].strip()
+        for method, path in (("PUT", f"{tree}/app/__main__.py"), ("DELETE", tree)):
+            answer = daemon.client.request(method, "/v1/fs/file", params={"path": path})
+            assert answer.status_code == 403, answer.text
+        moved = {"src": tree, "dest": "/state/moved"}
+        assert daemon.client.post("/v1/fs/move", json=moved).status_code == 403
         done = daemon.execute(argv=["python3", "-c", code])
         assert done["stdout"].splitlines() == [
             "Read-only file system",
@@ -104,6 +111,13 @@ def test_planted_folder_is_refused_with_the_reason(run: Run, tmp_path: Path) -> 
     done = run("--version")
     assert done.returncode == NO_PLACE
     assert "holds something else under the tree's name" in done.stderr
+
+
+def test_place_of_another_user_is_refused(run: Run, tmp_path: Path) -> None:
+    os.chown(tmp_path / "place", 4321, 4321)
+    done = run("--version")
+    assert done.returncode == NO_PLACE
+    assert "belongs to another user" in done.stderr
 
 
 def test_cut_file_and_a_changed_file_are_refused(run: Run, tmp_path: Path) -> None:

@@ -102,7 +102,14 @@ class Sandbox:
         places = ["--base-dir", "/tmp/base", "--state-dir", "/tmp/state"]
         command = [*daemon, "--port", str(PORT), *places, *flags]
         shape = argparse.Namespace(
-            uid=UID, tmpfs=[], bind=[], env=["HOME=/tmp", *env], init=False, command=command
+            root="/",
+            uid=UID,
+            tmpfs=[],
+            bind=[],
+            mount=[],
+            env=["HOME=/tmp", *env],
+            init=False,
+            command=command,
         )
         config = _in_gvisor().bundle_config(shape)
         if self._limit_bytes:

@@ -15,7 +15,7 @@ from tests.files.conftest import unprivileged
 if TYPE_CHECKING:
     from pathlib import Path
 
-NOTHING = Forbidden(frozenset(), None)
+NOTHING = Forbidden(frozenset(), frozenset())
 
 
 def steps(top: Path, forbidden: Forbidden = NOTHING) -> list[tuple[str, str]]:
@@ -99,7 +99,7 @@ def test_what_may_not_be_seen_is_refused_and_the_rest_goes_on(base: Path) -> Non
     (base / "closed").mkdir(mode=0)
     (base / "state/x").mkdir(parents=True)
     info = (base / "state").stat()
-    forbidden = Forbidden(frozenset(), (info.st_dev, info.st_ino))
+    forbidden = Forbidden(frozenset(), frozenset({(info.st_dev, info.st_ino)}))
     assert unprivileged(lambda: steps(base, forbidden)) == [
         ("ENTER", "a"), ("LEAVE", "a"), ("REFUSED", "closed"), ("REFUSED", "state"),
     ]  # fmt: skip

@@ -92,6 +92,11 @@ def test_what_the_spec_says_stays() -> None:
     assert spec["terminationGracePeriodSeconds"] == 60
 
 
+def test_a_field_without_a_value_is_absent() -> None:
+    nulls = dict.fromkeys(("command", "args", "env", "securityContext", "ports", "readinessProbe"))
+    assert injected(with_container(**nulls) | {"volumes": None}) == injected(PLAIN)
+
+
 def test_a_container_without_limits_gets_no_size_of_the_node() -> None:
     [container] = injected(with_container(resources={}))["containers"]
     assert not any("valueFrom" in variable for variable in container["env"])
@@ -112,6 +117,7 @@ def test_the_container_is_the_one_of_the_name() -> None:
         (PLAIN, {"container": "other"}, "there is no other; there are: sandbox"),
         (injected(PLAIN), {}, "volumes: execd-state is there already: execd is injected once"),
         (with_container(args=["x"]), {}, "sandbox has args without a command"),
+        (with_container(env=[{"name": "EXECD_PORT", "value": "9"}]), {}, "the probes ask 8888"),
     ],
 )
 def test_a_spec_that_cannot_take_execd_is_refused(

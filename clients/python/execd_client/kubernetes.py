@@ -36,9 +36,9 @@ def inject(
     Commands need a directory that they may write: the image's WORKDIR, or a volume.
 
     Raises ValueError if the spec has no such container, has execd already, or has ``args`` without
-    a ``command``: only the image knows what they are arguments of.
+    a ``command``: only the image knows what they are arguments of; or another EXECD_PORT.
     """
-    spec = copy.deepcopy(pod_spec)
+    spec: dict[str, Any] = _without_nulls(pod_spec)
     found = _container(spec, container)
     volumes = spec.setdefault("volumes", [])
     taken = {volume.get("name") for volume in volumes} & {TREE_VOLUME, STATE_VOLUME}
@@ -59,6 +59,13 @@ def inject(
     spec.setdefault("terminationGracePeriodSeconds", _GRACE_SECONDS)
     spec.setdefault("enableServiceLinks", False)
     return spec
+
+
+def _without_nulls(value: Any) -> Any:
+    """Copy the value; a field without a value is absent, as for an API server."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
 def _container(spec: dict[str, Any], name: str | None) -> dict[str, Any]:
@@ -91,6 +98,9 @@ def _serve(container: dict[str, Any], port: int) -> None:
         {"name": "EXECD_PORT", "value": str(port)},
         {"name": "EXECD_STATE_DIR", "value": f"{STATE_DIR}/state"},
     ]
+    for variable in container.get("env", ()):
+        if variable.get("name") == "EXECD_PORT" and variable.get("value") != str(port):
+            raise ValueError(f"env: EXECD_PORT is set, and the probes ask {port}: say port=")
     limits = container.get("resources", {}).get("limits", {})
     for resource, name in (("memory", "EXECD_POD_MEMORY_BYTES"), ("cpu", "EXECD_POD_CPUS")):
         if resource in limits:  # without a limit the downward API tells the node's size

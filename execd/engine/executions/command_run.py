@@ -397,7 +397,8 @@ async def _reported_by_dash(execution: Execution, ended: Exited) -> Exited:
     if execution.cause is not None and ended.at >= execution.cause_at:
         return ended
     wait_status, words = exit_status.as_reported_by_dash(ended.wait_status)
-    if words and (write := execution.append("stderr", words)) is not None:
+    stream: Stream = "stdout" if execution.command.merges_output else "stderr"
+    if words and (write := execution.append(stream, words)) is not None:
         await write
     return ended._replace(wait_status=wait_status)
 

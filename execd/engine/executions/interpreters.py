@@ -8,6 +8,7 @@ can serve shows only when it starts (``sessions.interpreter_choice``).
 from __future__ import annotations
 
 import os
+import stat
 from typing import TYPE_CHECKING
 
 from execd.model import Interpreter
@@ -62,11 +63,18 @@ def _is_program(path: str, *, may_be_script: bool) -> bool:
     """Version managers put shell scripts named python3 on PATH: slow to start, and lost without
     variables of their own, which only ``--image-env on`` passes."""
     try:
-        with open(path, "rb") as file:
-            is_elf = file.read(4) == b"\x7fELF"
-            return os.access(path, os.X_OK) and (is_elf or may_be_script)
+        # User code may have left a FIFO of the name, whose opening waits for a writer.
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
+    try:
+        is_file = stat.S_ISREG(os.fstat(fd).st_mode)
+        is_elf = is_file and os.read(fd, 4) == b"\x7fELF"
+        return is_file and os.access(path, os.X_OK) and (is_elf or may_be_script)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
 
 
 def certificates_for_tree(tree: str | None) -> dict[str, str]:
