@@ -102,6 +102,11 @@ def test_a_container_without_limits_gets_no_size_of_the_node() -> None:
     assert not any("valueFrom" in variable for variable in container["env"])
 
 
+def test_a_container_that_may_run_as_root_keeps_the_capabilities_of_the_runtime() -> None:
+    [container] = injected(with_container() | {"securityContext": {}})["containers"]
+    assert container["securityContext"] == {"allowPrivilegeEscalation": False}
+
+
 def test_the_container_is_the_one_of_the_name() -> None:
     spec = copy.deepcopy(PLAIN)
     spec["containers"].insert(0, {"name": "proxy", "image": "proxy"})

@@ -55,7 +55,7 @@ def inject(
         source = {"emptyDir": {}}
         spec.setdefault("initContainers", []).append(_unpacking(execd_image))
     volumes += [{"name": TREE_VOLUME, **source}, {"name": STATE_VOLUME, "emptyDir": {}}]
-    _serve(found, port)
+    _serve(found, port, is_user=_is_user(spec, found))
     spec.setdefault("terminationGracePeriodSeconds", _GRACE_SECONDS)
     spec.setdefault("enableServiceLinks", False)
     return spec
@@ -88,8 +88,14 @@ def _unpacking(image: str) -> dict[str, Any]:
     }
 
 
-def _serve(container: dict[str, Any], port: int) -> None:
-    """Make the container run execd, and its own command beside execd."""
+def _is_user(spec: dict[str, Any], container: dict[str, Any]) -> bool:
+    """Whether the spec says that the container does not run as root."""
+    said = {**spec.get("securityContext", {}), **container.get("securityContext", {})}
+    return bool(said.get("runAsNonRoot") or said.get("runAsUser"))
+
+
+def _serve(container: dict[str, Any], port: int, *, is_user: bool) -> None:
+    """Make the container run execd, and its own command beside execd. ``is_user``: not as root."""
     own = [*container.get("command", ()), *container.pop("args", ())]
     container["command"] = [f"{TREE}/bin/execd", "serve", *(["--", *own] if own else [])]
     _add(container, "ports", [{"name": "execd", "containerPort": port}])
@@ -122,7 +128,9 @@ def _serve(container: dict[str, Any], port: int) -> None:
         container.setdefault(kind, {**probe, **times})
     context = container.setdefault("securityContext", {})
     for field, value in _RESTRICTED.items():
-        context.setdefault(field, copy.deepcopy(value))
+        # As root, execd's walls and the image's own program need the runtime's capabilities.
+        if field != "capabilities" or is_user:
+            context.setdefault(field, copy.deepcopy(value))
 
 
 def _add(container: dict[str, Any], field: str, items: list[dict[str, Any]]) -> None:
