@@ -42,6 +42,7 @@ from execd.engine.assembly import CONNECTIONS_SHARE, EXECUTIONS_SHARE, CannotSta
 from execd.engine.engine import Engine
 from execd.engine.entrypoint import FORWARDED, Entrypoint, release_terminal
 from execd.engine.executions.command import parse_identity
+from execd.engine.executions.environment import restore_locale
 from execd.engine.files.service import make_base_dir
 from execd.engine.store.state_dir import StateDirError
 from execd.errors import ExecdError
@@ -82,6 +83,7 @@ def serve(
     process. ``on_listening`` is called when all ports are open and the log says so."""
     limit_arenas()
     _open_stdio()
+    restore_locale(os.environ)
     try:
         config = places.choose(config, os.environ, own_tree.root())
     except ConfigError as error:

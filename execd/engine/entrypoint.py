@@ -43,7 +43,6 @@ from execd.engine.executions import exit_status
 from execd.engine.executions.environment import (
     DAEMONS_PREFIXES,
     MARKER,
-    has_coerced_locale,
     marker_entry,
 )
 from execd.engine.executions.execution_record import new_id
@@ -197,12 +196,10 @@ def release_terminal() -> bool:
 def image_environment(environment: Mapping[str, str], hidden: Sequence[str] = ()) -> dict[str, str]:
     """Return the variables of the daemon's environment that CMD would have without execd, without
     those of the patterns ``hidden`` (``--hide-env``): commands can read CMD's environment."""
-    left_out = {"LC_CTYPE"} if has_coerced_locale(environment) else set()
     return {
         name: value
         for name, value in environment.items()
         if not name.startswith(DAEMONS_PREFIXES)
-        and name not in left_out
         and not any(fnmatch.fnmatchcase(name, pattern) for pattern in hidden)
     }
 

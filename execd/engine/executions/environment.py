@@ -16,9 +16,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from execd.engine.executions import passwd
+from execd.proc.process_tree import read_environment
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, MutableMapping, Sequence
 
     from execd.config import Config
 
@@ -29,8 +30,6 @@ OWN_PREFIX = "EXECD_"
 """Of the daemon's settings, and of the hash of the token. A pattern passes none of these on."""
 DAEMONS_PREFIXES = (OWN_PREFIX, "SANDBOX_", "OTEL_", "KUBERNETES_")
 PROCESS_VARIABLES = frozenset(("_", "OLDPWD", "PWD", "SHLVL"))
-COERCED_LOCALES = frozenset(("C.UTF-8", "C.utf8", "UTF-8"))
-C_LOCALES = frozenset(("", "C", "POSIX"))
 GIT = {
     "GIT_CONFIG_COUNT": "1",
     "GIT_CONFIG_KEY_0": "safe.directory",
@@ -136,22 +135,24 @@ def keep_path_at_login(env: dict[str, str], argv: Sequence[str]) -> None:
         env["EXECD_LOGIN_PATH"] = env.get("PATH", USUAL_DIRS)
 
 
-def has_coerced_locale(environment: Mapping[str, str]) -> bool:
-    """Whether the daemon's own Python has set LC_CTYPE, as where nothing names another locale than
-    that of C (PEP 538)."""
-    return (
-        not environment.get("LC_ALL")
-        and environment.get("LANG", "") in C_LOCALES
-        and environment.get("LC_CTYPE") in COERCED_LOCALES
-    )
+def restore_locale(
+    environment: MutableMapping[str, str], entries: Collection[bytes] | None = None
+) -> None:
+    """Set LC_CTYPE as in ``entries``, the environment at the start of this process (none where
+    /proc tells nothing). The daemon's own Python changes LC_CTYPE where nothing names another
+    locale than that of C (PEP 538), and programs of the image would see the change."""
+    if entries is None:
+        entries = read_environment(os.getpid())
+    given = [entry for entry in entries if entry.startswith(b"LC_CTYPE=")]
+    if given:
+        environment["LC_CTYPE"] = os.fsdecode(given[0].partition(b"=")[2])
+    elif entries:
+        environment.pop("LC_CTYPE", None)
 
 
 def passed_on(config: Config, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of the daemon's environment that commands see."""
-    passed = {name: value for name, value in environment.items() if _is_passed(name, config)}
-    if config.image_env == "on" and has_coerced_locale(environment):
-        passed.pop("LC_CTYPE", None)
-    return passed
+    return {name: value for name, value in environment.items() if _is_passed(name, config)}
 
 
 def _is_passed(name: str, config: Config) -> bool:

@@ -15,6 +15,7 @@ from execd.engine.executions.environment import (
     USUAL_DIRS,
     ChildEnvironment,
     is_virtual_environment,
+    restore_locale,
 )
 from tests.engine.conftest import make_config, running, sh
 
@@ -302,19 +303,20 @@ def test_path_is_that_of_the_image_with_execd_s_python_last_where_the_image_has_
 
 
 @pytest.mark.parametrize(
-    ("variables", "is_seen"),
+    ("entries", "expected"),
     [
-        ({"LC_CTYPE": "C.UTF-8"}, False),
-        ({"LC_CTYPE": "C.UTF-8", "LANG": "C"}, False),
-        ({"LC_CTYPE": "C.UTF-8", "LANG": "de_DE.UTF-8"}, True),
-        ({"LC_CTYPE": "C.UTF-8", "LC_ALL": "C"}, True),
-        ({"LC_CTYPE": "de_DE.UTF-8"}, True),
+        ([b"PATH=/bin"], {"PATH": "/bin"}),
+        ([b"PATH=/bin", b"LC_CTYPE=C"], {"PATH": "/bin", "LC_CTYPE": "C"}),
+        ([], {"PATH": "/bin", "LC_CTYPE": "C.UTF-8"}),
     ],
+    ids=["container names none", "container names C", "/proc tells nothing"],
 )
 def test_locale_that_the_daemon_s_python_has_set_is_none_of_the_image(
-    tmp_path: Path, variables: dict[str, str], is_seen: bool
+    entries: list[bytes], expected: dict[str, str]
 ) -> None:
-    assert ("LC_CTYPE" in images_environment(tmp_path, variables)) == is_seen
+    environment = {"PATH": "/bin", "LC_CTYPE": "C.UTF-8"}
+    restore_locale(environment, entries)
+    assert environment == expected
 
 
 @pytest.fixture
