@@ -1,8 +1,9 @@
 # execd as the container of a sandbox pod. `image/build` builds the image with podman;
-# `docker build .` works as well.
+# `docker build .` works as well, after `make tree-image`.
 #
 #   BASE_IMAGE      any Debian-like image with python3 and pip
 #                   (image/make-base makes a base image without a registry)
+#   TREE_IMAGE      execd itself: `make tree-image`
 #   USER_PACKAGES   full: IPython, numpy, pandas, matplotlib, scikit-learn, sympy
 #                   lean: IPython alone, which sessions need
 #   DEBIAN_PACKAGES programs for the user (`image/build --coding`: git, ripgrep and more)
@@ -11,36 +12,13 @@
 #   PINS_SHA256     a digest of the folder image/ (`image/build`), where the cache needs one
 #   PIP_CONFIG_FILE pip's settings during the build, where the registry needs settings
 #
-# Two Python environments share one interpreter. The user's environment is the base image's Python:
-# agents import its packages, and commands run it as `python`. execd lives in a separate venv. So
-# neither environment can break, shadow or see the packages of the other.
+# Two Pythons. The user's is the base image's: agents import its packages, and commands run it as
+# `python`. execd's is in the tree (image/tree), which brings its own libraries: so neither can break,
+# shadow or see the packages of the other, and an upgrade of the base image changes nothing in execd.
 ARG BASE_IMAGE=python:3.13-slim
+ARG TREE_IMAGE=localhost/execd-tree
 
-FROM ${BASE_IMAGE} AS builder
-ARG PIP_CONFIG_FILE=
-ENV PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1
-RUN apt-get update \
- && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends gcc libc6-dev
-WORKDIR /build
-COPY image/requirements-build.txt image/requirements-execd.txt ./image/
-# Both venvs are without pip: the base image's pip installs into both.
-RUN python3 -m venv --without-pip /build/venv && python3 -m venv --without-pip /opt/execd \
- && python3 -m pip --python /build/venv install \
-        --require-hashes --only-binary :all: -r image/requirements-build.txt \
- && python3 -m pip --python /opt/execd install --no-compile \
-        --require-hashes --only-binary :all: -r image/requirements-execd.txt
-COPY pyproject.toml README.md LICENSE ./
-COPY execd ./execd
-COPY wings ./wings
-RUN python3 -m pip --python /build/venv wheel \
-        --no-deps --no-index --no-build-isolation --wheel-dir /build/wheels . ./wings/* \
- && python3 -m pip --python /opt/execd install \
-        --no-compile --no-deps --no-index /build/wheels/*.whl \
- && find /opt/execd/lib -type d -name tests -prune -exec rm -r {} + \
- # The root file system may be read-only, so every start would compile the modules that are not
- # compiled now. "unchecked": the copy into the next stage may change the times that a checked .pyc
- # records.
- && python3 -m compileall -q -f --invalidation-mode unchecked-hash /opt/execd/lib
+FROM ${TREE_IMAGE} AS tree
 
 FROM ${BASE_IMAGE}
 ARG USER_PACKAGES=full
@@ -55,22 +33,18 @@ RUN --mount=type=bind,source=image,target=/opt/requirements \
         lean) pins=requirements-lean.txt ;; \
         *) echo "USER_PACKAGES is '${USER_PACKAGES}': use full or lean" >&2; exit 1 ;; \
     esac \
- && export PIP_NO_CACHE_DIR=1 lent=/opt/execd/share/execd/ipython \
+ && export PIP_NO_CACHE_DIR=1 \
  && folder() { python3 -c "import sysconfig; print(sysconfig.get_path('$1'))"; } \
  && python3 -m pip install --no-compile \
         --require-hashes --only-binary :all: -r "/opt/requirements/${pins}" \
- # For a user's Python without IPython, which must not see execd's other packages. In this layer,
- # because most of these files are the user's too, and links within a layer cost nothing.
- && /opt/requirements/make-ipython python3 "${lent}" \
  # A fifth of the packages' bytes are their own tests. No module outside the tests imports them
  # (tests/image/test_running_packages.py); a folder `test` or `testing` is often part of an API.
- && find "$(folder purelib)" "${lent}" -type d -name tests -prune -exec rm -r {} + \
- && /opt/requirements/link-copies "$(folder purelib)" "${lent}" \
+ && find "$(folder purelib)" -type d -name tests -prune -exec rm -r {} + \
  # The root file system may be read-only, so bytecode that is missing now is missing for ever.
  # python:slim ships the standard library without bytecode; the standard library's tests hold files
  # that cannot be compiled.
  && python3 -m compileall -q -j 0 -x '/(tests?|idlelib|turtledemo|lib2to3)/' \
-        "$(folder stdlib)" "$(folder purelib)" "${lent}/py311" \
+        "$(folder stdlib)" "$(folder purelib)" \
  # Callers use `python` and `python3` for the same interpreter.
  && { command -v python >/dev/null || ln -s "$(command -v python3)" /usr/local/bin/python; } \
  # A name for uid 1000: without one, whoami, git, ssh and getpass fail.
@@ -90,23 +64,27 @@ RUN if [ -n "${DEBIAN_PACKAGES}" ]; then \
  # No program may act as another user. In a pod with no_new_privs none can, but the image must not
  # rely on the pod.
  && find / -xdev -perm /6000 -exec chmod ug-s {} +
-COPY --from=builder /opt/execd /opt/execd
+COPY --from=tree /lib /opt/execd/lib
+COPY --from=tree /share /opt/execd/share
+COPY --from=tree /app /opt/execd/app
+COPY --from=tree /bin /opt/execd/bin
 # A server of OpenSandbox copies these two files out of the image: on Docker from the root folder, on
 # Kubernetes from the working directory.
 COPY image/opensandbox/execd image/opensandbox/bootstrap.sh /
 
-# Heartbeat: the Go router of agent-sandbox gives up after 30 s without response headers.
+# Heartbeat: the Go router of agent-sandbox gives up after 30 s without response headers. Image
+# environment off: this image's variables are settings of execd, and a command needs none of them.
 ENV SANDBOX_BASE_DIR=/app \
+    EXECD_IMAGE_ENV=off \
     EXECD_STATE_DIR=/var/lib/execd \
     EXECD_HOST=0.0.0.0 \
     EXECD_EXECUTE_HEARTBEAT_SECONDS=10
 WORKDIR /
 USER 1000
 EXPOSE 8888
-# No shell in between: execd is PID 1 and gets SIGTERM. -I: the working directory belongs to user
-# code and must not be on the import path when the daemon restarts there. Arguments of the container
-# are flags of `execd serve`.
-ENTRYPOINT ["/opt/execd/bin/python3", "-I", "-m", "execd", "serve"]
+# No shell in between: execd is PID 1 and gets SIGTERM. Arguments of the container are flags of
+# `execd serve`.
+ENTRYPOINT ["/opt/execd/bin/execd", "serve"]
 
 # The labels come last, so another version or commit leaves the layers above in the cache. No label
 # names a source or a vendor: whoever publishes the image adds these.

@@ -58,7 +58,7 @@ INSTALLED := $(WINGS:%=%/pyproject.toml) pyproject.toml requirements-dev.txt exe
 	image/make-ipython image/requirements-ipython-py39.txt image/requirements-ipython-py311.txt
 
 # Python scripts without the suffix .py, which ruff does not find without help.
-SCRIPTS := .ci/await .ci/suite .ci/verdict .ci/in-gvisor .ci/in-root image/tree/pack image/sbom image/link-copies
+SCRIPTS := .ci/await .ci/suite .ci/verdict .ci/in-gvisor .ci/in-root image/tree/pack image/sbom
 
 .DEFAULT_GOAL := test
 .PHONY: run test test-install test-clients quick explore client clients soak \

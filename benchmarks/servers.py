@@ -172,9 +172,17 @@ class Place:
             yield ask
 
     @contextmanager
-    def serving(self, kind: str, *flags: str, checkout: Checkout = THIS) -> Iterator[Server]:
+    def serving(
+        self,
+        kind: str,
+        *flags: str,
+        checkout: Checkout = THIS,
+        program: Path | None = None,
+        unpack_dir: Path | None = None,
+    ) -> Iterator[Server]:
         """A fresh server of this kind, with these flags added; the server and its folders are gone
-        at the end. ``checkout``: the code of a server of kind "execd"."""
+        at the end. ``checkout``: the code of a server of kind "execd". ``program``: execd in
+        another form, in place of the checkout. ``unpack_dir``: where a single file unpacks."""
         # Not below /tmp: the sandbox has another /tmp.
         work = Path(tempfile.mkdtemp(prefix="execd-bench-", dir="/var/tmp"))
         work.chmod(0o755)
@@ -183,10 +191,17 @@ class Place:
         state_dir.mkdir()
         port = free_port()
         argv, environment = _argv(kind, port, base_dir, state_dir, checkout)
+        folders = [base_dir, state_dir]
+        if program is not None:
+            argv[: argv.index("serve")] = [str(program)]
+            environment = {}
+        if unpack_dir is not None:
+            environment["EXECD_UNPACK_DIR"] = str(unpack_dir)
+            folders.append(unpack_dir)
         started = time.perf_counter()
         # Both servers log a line a request, the default; nobody reads the log.
         process = subprocess.Popen(
-            self.command([*argv, *flags], environment, [base_dir, state_dir]),
+            self.command([*argv, *flags], environment, folders),
             cwd=checkout.root,
             env=dict(os.environ) | ({"RUNSC": self.runsc} if self.runsc else {}),
             stdin=subprocess.DEVNULL,

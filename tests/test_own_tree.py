@@ -1,12 +1,12 @@
 from __future__ import annotations
 
+import re
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from execd import own_tree
+from execd import config, own_tree
 
-if TYPE_CHECKING:
-    from pathlib import Path
+LAUNCHER = Path(__file__).parents[1] / "image" / "tree" / "launcher.c"
 
 
 def test_tree_is_the_prefix_whose_app_is_this_package(tmp_path: Path) -> None:
@@ -27,3 +27,11 @@ def test_installation_by_pip_is_no_tree() -> None:
 def test_own_python_is_the_trees_or_that_of_this_process() -> None:
     assert own_tree.own_python("/opt/execd") == "/opt/execd/bin/python3"
     assert own_tree.own_python(None) == sys.executable
+
+
+def test_no_setting_has_a_name_that_the_launcher_gives_to_variables_of_the_image() -> None:
+    [prefix] = re.findall(r'PREFIX\[\] = "(\w+)"', LAUNCHER.read_text())
+    assert f'PREFIX = "{prefix}"' in LAUNCHER.with_name("sitecustomize.py").read_text()
+    names = {config.environment_name(name) for name in config.Config.__struct_fields__}
+    assert "EXECD_IMAGE_ENV" in names
+    assert [name for name in names if name.startswith(prefix)] == []

@@ -84,12 +84,12 @@ def test_every_file_that_the_image_is_built_from_reaches_the_build() -> None:
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     allowed = [line[1:] for line in lines if line.startswith("!")]
     copied = re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.MULTILINE)
-    # podman mounts ignored files too; BuildKit does not.
-    mounted = re.findall(r"/opt/requirements/([\w-]+)", DOCKERFILE)
-    assert {"make-ipython", "link-copies"} <= set(mounted)
-    for source in [*" ".join(copied).split(), *(f"image/{name}" for name in mounted)]:
+    assert copied
+    for source in " ".join(copied).split():
         assert any(Path(source).match(pattern) for pattern in allowed), source
-    assert set(PROJECT["project"]["license-files"]) <= set(" ".join(copied).split())
+    # podman mounts ignored files too; BuildKit does not.
+    assert "image/requirements*.txt" in allowed
+    assert "/opt/requirements/${pins}" in DOCKERFILE
 
 
 def test_the_wheel_has_every_folder_of_the_package() -> None:

@@ -11,7 +11,7 @@
  *
  * The loader would obey the image's LD_PRELOAD and its kind, which name libraries for the image's C
  * library: musl's crash glibc before main. So those variables change their names to
- * EXECD_IMAGE_LD_..., and sitecustomize.py gives the names back, for programs of the image that
+ * EXECD_LOADER_LD_..., and sitecustomize.py gives the names back, for programs of the image that
  * Python starts. GLIBC_TUNABLES stays, because execd sets it for sessions.
  *
  * Exit codes as of a shell: 127 where the tree has no loader, 126 where it cannot be run. */
@@ -24,7 +24,7 @@
 
 extern char **environ;
 
-static const char PREFIX[] = "EXECD_IMAGE_";
+static const char PREFIX[] = "EXECD_LOADER_";
 static const char *const LOADERS_OWN[] = {
     "LD_PRELOAD=", "LD_AUDIT=",   "LD_LIBRARY_PATH=", "LD_BIND_NOW=",
     "LD_DEBUG=",   "LD_PROFILE=", "LD_BIND_NOT=",     "LD_DYNAMIC_WEAK=",

@@ -3,7 +3,7 @@ loader has run, and the programs that Python starts belong to the image. See lau
 
 import os
 
-PREFIX = "EXECD_IMAGE_"
+PREFIX = "EXECD_LOADER_"
 
 for _name in [name for name in os.environ if name.startswith(PREFIX)]:
     os.environ[_name.removeprefix(PREFIX)] = os.environ.pop(_name)

@@ -37,7 +37,7 @@ def build(
         "CALLS": str(calls),
         "HAS": has,
     }
-    command = [REPOSITORY / "image" / "build", "--sbom", "none", *arguments]
+    command = [REPOSITORY / "image" / "build", "--sbom", "none", "--tree", "tree:1", *arguments]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     return run, calls.read_text().splitlines()
 
@@ -63,7 +63,7 @@ def test_build_uses_a_base_image_of_the_machine_without_a_registry(tmp_path: Pat
     exists, building = calls
     assert exists == "image exists localhost/execd-base"
     assert building.startswith("build ")
-    assert "--build-arg BASE_IMAGE=localhost/execd-base" in building
+    assert "--build-arg BASE_IMAGE=localhost/execd-base --build-arg TREE_IMAGE=tree:1" in building
 
 
 def test_each_argument_of_the_dockerfile_has_a_value() -> None:
@@ -72,4 +72,5 @@ def test_each_argument_of_the_dockerfile_has_a_value() -> None:
     head = dockerfile.partition("\nFROM ")[0]
     given = set(re.findall(r"^ARG (\w+)=", head, re.MULTILINE))
     without = set(re.findall(r"^ARG (\w+)$", dockerfile, re.MULTILINE))
-    assert given == without == {"BASE_IMAGE"}, "a stage takes the value given before all stages"
+    assert given == {"BASE_IMAGE", "TREE_IMAGE"}
+    assert without == {"BASE_IMAGE"}, "a stage takes the value given before all stages"

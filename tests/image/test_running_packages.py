@@ -50,22 +50,3 @@ def test_no_package_brings_its_tests(look: Look) -> None:
     found = look(f"find {folders} -type d \\( -name tests -o -path '*/numpy/testing' \\)")
     assert [line for line in found.splitlines() if not line.endswith("/numpy/testing")] == []
     assert found.endswith("/numpy/testing")
-
-
-COPIES = """
-import hashlib, os, pathlib, sysconfig
-
-first, copies = {}, []
-for folder in sysconfig.get_path("purelib"), "/opt/execd":
-    for path in pathlib.Path(folder).rglob("*"):
-        if path.suffix in (".py", ".pyi", ".so") and path.stat().st_size > 4096:
-            digest = hashlib.sha256(path.read_bytes()).digest()
-            if not path.samefile(first.setdefault(digest, path)):
-                copies.append(str(path))
-print(len(first) > 1000, copies)
-"""
-
-
-def test_no_package_is_there_twice(look: Look) -> None:
-    """Two environments may have the same package: as one file with two names."""
-    assert look(f"python3 - <<'END'\n{COPIES}\nEND") == "True []"

@@ -16,7 +16,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 from .manifests import REPOSITORY
 
 USER = "usr/local/lib/python3.13/site-packages"
-EXECD = "opt/execd/lib/python3.13/site-packages"
+EXECD = "opt/execd/app"
 STATUS = """\
 Package: libc6
 Status: install ok installed
