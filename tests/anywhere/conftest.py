@@ -17,7 +17,7 @@ from tests.free_port import free_port
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 REPOSITORY = Path(__file__).parents[2]
 TREE, ROOTS = os.environ.get("EXECD_TREE"), os.environ.get("EXECD_ROOTS")
@@ -39,21 +39,30 @@ class Row(NamedTuple):
     python: str | None = None
     """The version of the image's Python that serves sessions; None: execd's own serves."""
     environment: Mapping[str, str] = {"PATH": USUAL_PATH}
+    accounts: Mapping[int, tuple[str, str]] = {}
+    """Name and home of the users in the image's passwd."""
 
+
+ROOT, USER = (0, ("root", "/root")), (1000, ("user", "/home/user"))
+NOBODY_KNOWN = 4711
+"""A user whom no image names. Tried where the image names 1000: elsewhere that one is unknown."""
+CONDA = {"PATH": f"/opt/conda/bin:{USUAL_PATH}", "BASH_ENV": "/opt/conda/bin/activate"}
 
 ROWS = {
     "scratch": Row(["/hello"], has_shell=False, environment={}),
     "busybox": Row(["echo", "hello"]),
-    "musl": Row(["/usr/bin/hello"]),
-    "debian11": Row(["echo", "hello"], python="3.9"),
-    "debian12": Row(["echo", "hello"]),
-    "debian13": Row(["echo", "hello"], python="3.13"),
+    "musl": Row(["/usr/bin/hello"], accounts=dict([ROOT])),
+    "debian11": Row(["echo", "hello"], python="3.9", accounts=dict([ROOT])),
+    "debian12": Row(["echo", "hello"], accounts=dict([ROOT])),
+    "debian13": Row(["echo", "hello"], python="3.13", accounts=dict([ROOT, USER])),
+    "conda": Row(["echo", "hello"], python="3.9", environment=CONDA, accounts=dict([ROOT, USER])),
     "hostile": Row(
         ["/bin/busybox", "echo", "hello"], environment={"PATH": f"/hostile:{USUAL_PATH}"}
     ),
     "preload": Row(
         ["/usr/bin/hello"],
         environment={"PATH": USUAL_PATH, "LD_PRELOAD": "/lib/libpreload.so"},
+        accounts=dict([ROOT]),
     ),
     "broken": Row(["/bin/busybox", "echo", "hello"]),
 }
@@ -62,6 +71,8 @@ ROWS = {
 class Daemon(NamedTuple):
     row: Row
     client: httpx.Client
+    uid: int
+    place: str
 
     def execute(self, **fields: Any) -> dict[str, Any]:
         answer = self.client.post("/v1/executions", json=fields)
@@ -78,23 +89,32 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "daemon" in metafunc.fixturenames:
         rows = os.environ.get("EXECD_ANYWHERE_ROWS", " ".join(ROWS)).split()
         places = os.environ.get("EXECD_ANYWHERE_PLACES", " ".join(PLACES)).split()
-        users = [int(uid) for uid in os.environ.get("EXECD_ANYWHERE_USERS", "1000 0").split()]
+        users = os.environ.get("EXECD_ANYWHERE_USERS", f"1000 0 {NOBODY_KNOWN}").split()
         metafunc.parametrize(
             "daemon",
-            [(row, uid, place) for place in places for row in rows for uid in users],
+            [
+                (row, uid, place)
+                for place in places
+                for row in rows
+                for uid in map(int, users)
+                if uid != NOBODY_KNOWN or USER[0] in ROWS[row].accounts
+            ],
             ids=lambda found: "-".join(map(str, found)),
             indirect=True,
             scope="module",
         )
 
 
-def in_image(name: str, uid: int, place: str, mounts: Mapping[str, str]) -> list[str]:
+def in_image(
+    name: str, uid: int, place: str, mounts: Mapping[str, str], *options: str
+) -> list[str]:
     """The command that runs the words after it in an image. ``mounts``: directories of this machine
-    by their places in the image, read-only."""
+    by their places in the image, read-only. ``options``: of .ci/in-root and .ci/in-gvisor, in the
+    place of two volumes."""
     return [
         *(str(REPOSITORY / ".ci" / PLACES[place]), "--root", f"{ROOTS}/{name}", f"--uid={uid}"),
         *(f"--mount={source}:{directory}" for directory, source in mounts.items()),
-        *("--tmpfs=/app", "--tmpfs=/state"),
+        *(options or ("--tmpfs=/app", "--tmpfs=/state")),
         *(f"--env={variable}={value}" for variable, value in ROWS[name].environment.items()),
         "--",
     ]
@@ -103,16 +123,20 @@ def in_image(name: str, uid: int, place: str, mounts: Mapping[str, str]) -> list
 @pytest.fixture(scope="module")
 def daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
     command = in_image(*request.param, {"/opt/execd": str(TREE)})
-    with serving(ROWS[request.param[0]], [*command, PROGRAM]) as made:
+    with serving(*request.param, [*command, PROGRAM]) as made:
         yield made
 
 
+VOLUMES = ("--base-dir=/app", "--state-dir=/state/execd")
+
+
 @contextlib.contextmanager
-def serving(row: Row, command: list[str]) -> Iterator[Daemon]:
+def serving(
+    name: str, uid: int, place: str, command: list[str], flags: Sequence[str] = VOLUMES
+) -> Iterator[Daemon]:
     """A daemon, which ends by SIGTERM as it should."""
     port = free_port()
-    command += ["serve", "--host=127.0.0.1", f"--port={port}", "--namespaces=require"]
-    command += ["--base-dir=/app", "--state-dir=/state/execd"]
+    command += ["serve", "--host=127.0.0.1", f"--port={port}", "--namespaces=require", *flags]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         with httpx.Client(
@@ -127,7 +151,7 @@ def serving(row: Row, command: list[str]) -> Iterator[Daemon]:
                     return False
 
             wait_until(is_up, START_SECONDS)
-            yield Daemon(row, client)
+            yield Daemon(ROWS[name], client, uid, place)
         process.terminate()
         assert process.wait(30) == BY_SIGTERM
     finally:

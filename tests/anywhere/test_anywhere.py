@@ -40,6 +40,14 @@ def test_program_sees_nothing_of_the_launcher(daemon: Daemon) -> None:
     assert "EXECD_EXECUTION_ID" in names
 
 
+def test_user_and_home_are_of_the_passwd_file_or_a_number_and_the_base_dir(daemon: Daemon) -> None:
+    done = daemon.python("import os; print(os.environ['USER'], os.environ['HOME'])")
+    name, home = daemon.row.accounts.get(daemon.uid, (str(daemon.uid), "/app"))
+    if daemon.place == "gvisor" and daemon.uid not in daemon.row.accounts:
+        home = "/"  # so says runsc, in the place of the image
+    assert done["stdout"].split() == [name, home]
+
+
 def test_session_keeps_its_state(daemon: Daemon) -> None:
     made = daemon.client.post("/v1/sessions", json={}).json()
     path = f"/v1/sessions/{made['id']}/execute"

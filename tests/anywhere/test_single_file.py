@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.anywhere.conftest import PLACES, ROWS, in_image, serving
+from tests.anywhere.conftest import PLACES, in_image, serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +50,7 @@ def test_unpacked_tree_serves_and_user_code_cannot_change_it(
 ) -> None:
     command = in_image(name, uid, place, {"/opt/execd": str(single.parent)})
     command[-1:] = ["--env=EXECD_UNPACK_DIR=/state", "--", f"/opt/execd/{single.name}"]
-    with serving(ROWS[name], command) as daemon:
+    with serving(name, uid, place, command) as daemon:
         assert all(daemon.client.get("/v1/capabilities").json()["protections"].values())
         code = """
 import glob, os

@@ -121,4 +121,4 @@ def test_pip_is_the_users_and_its_build_settings_are_gone(look: Look) -> None:
 
 
 def test_files_for_servers_of_opensandbox_are_there_and_fit(look: Look) -> None:
-    assert look("cd / && ./execd --fits && test -x ./bootstrap.sh && echo fits") == "fits"
+    assert look("cd / && test -x ./bootstrap.sh && ./execd --version").startswith("execd, version")
