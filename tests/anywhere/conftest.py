@@ -62,6 +62,8 @@ ROWS = {
 class Daemon(NamedTuple):
     row: Row
     client: httpx.Client
+    pid: int
+    """Of the program that was started: the daemon's, unless in an image."""
 
     def execute(self, **fields: Any) -> dict[str, Any]:
         answer = self.client.post("/v1/executions", json=fields)
@@ -108,11 +110,11 @@ def daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
 
 
 @contextlib.contextmanager
-def serving(row: Row, command: list[str]) -> Iterator[Daemon]:
+def serving(row: Row, command: list[str], *settings: str) -> Iterator[Daemon]:
     """A daemon, which ends by SIGTERM as it should."""
     port = free_port()
     command += ["serve", "--host=127.0.0.1", f"--port={port}", "--namespaces=require"]
-    command += ["--base-dir=/app", "--state-dir=/state/execd"]
+    command += ["--base-dir=/app", "--state-dir=/state/execd", *settings]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         with httpx.Client(
@@ -127,7 +129,7 @@ def serving(row: Row, command: list[str]) -> Iterator[Daemon]:
                     return False
 
             wait_until(is_up, START_SECONDS)
-            yield Daemon(row, client)
+            yield Daemon(row, client, process.pid)
         process.terminate()
         assert process.wait(30) == BY_SIGTERM
     finally:
