@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from execd import own_tree
 from execd.proc.root_capabilities import ROOT_CAPABILITIES
 
 if TYPE_CHECKING:
@@ -54,8 +55,17 @@ def capabilities(parts: Parts) -> dict[str, Any]:
             "daemon_environment_unreadable": has_walls or is_separate_user,
             "state_dir_unreadable": has_walls or is_separate_user,
             "nothing_survives_the_warden": has_namespaces,
+            **_tree_facts(parts, is_mounted=has_walls),
         },
     }
+
+
+def _tree_facts(parts: Parts, *, is_mounted: bool) -> dict[str, bool]:
+    """``is_mounted``: the tree is a mount point in the view of user code, which cannot remount."""
+    if (tree := own_tree.root()) is None:
+        return {}
+    uid = os.geteuid() if parts.identity.uid is None else parts.identity.uid
+    return {"tree_unchangeable": is_mounted or not own_tree.is_in_reach(tree, uid)}
 
 
 def _volume_facts(parts: Parts, setting: str) -> dict[str, Any]:

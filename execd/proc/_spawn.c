@@ -341,6 +341,7 @@ struct clone_request {
     const char *path;
     char *const *argv;
     char *const *envp;
+    const char *const *pinned;           /* directories that nobody may rename any more */
     const char *const *read_only;        /* directories that nobody may write any more */
     const char *const *covers;           /* directories to hide under an empty, read-only tmpfs */
     const char *const *cover_dirs;       /* then made inside the covers */
@@ -421,6 +422,9 @@ static void become_warden(const struct clone_request *request, int *report, stru
         TRY(STEP_MOUNT_NAMESPACE, unshare(CLONE_NEWNS));
         TRY(STEP_MOUNT_NAMESPACE, mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL));
         TRY(STEP_MOUNT_PROC, mount("proc", "/proc", "proc", COVER_FLAGS, NULL));
+        /* rename(2) and rmdir(2) refuse a mount point: EBUSY. */
+        for (const char *const *directory = request->pinned; *directory; directory++)
+            TRY(STEP_PIN, mount(*directory, *directory, NULL, MS_BIND | MS_REC, NULL));
         for (const char *const *directory = request->read_only; *directory; directory++)
             TRY(STEP_READ_ONLY, make_read_only(*directory));
         for (const char *const *cover = request->covers; *cover; cover++)

@@ -13,14 +13,16 @@ The shapes, by the rights of the daemon:
                    same warden runs as a subreaper, below the daemon as a subreaper.
 
 Inside the namespaces /proc is fresh, and the state dir lies under a small read-only tmpfs with
-nothing but ``bin`` (the links named python and python3). An empty tmpfs lies over GVISOR_DIR. Where
-the kernel lets user code change inherited mounts, or has a GVISOR_DIR, user code gets no user
-namespaces (``change_root`` in _spawn.c). The set-up is all or nothing: with half of the walls,
-execd would report walls that are not there.
+nothing but ``bin`` (the links named python and python3). A tree (``own_tree``) is read-only, and
+the directories above keep their names. An empty tmpfs lies over GVISOR_DIR. Where the kernel lets
+user code change inherited mounts, or has a GVISOR_DIR, user code gets no user namespaces
+(``change_root`` in _spawn.c). The set-up is all or nothing: with half of the walls, execd would
+report walls that are not there.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from functools import partial
@@ -51,6 +53,8 @@ class View(NamedTuple):
     bin_dir: str
     links: Mapping[str, str]
     """Name in ``bin_dir`` -> target."""
+    uid: int | None = None
+    """The user of user code; None: the daemon's."""
 
 
 class Started(NamedTuple):
@@ -94,15 +98,17 @@ def start(end: socket.socket, view: View, policy: str, module: str) -> Started:
 
     Without namespaces this process becomes a subreaper for good.
 
-    Blocks for milliseconds. Raises OSError if no warden can be started, and with ``require`` also
-    if the kernel refuses the namespaces. A child with a failed set-up is left for the daemon's
-    reaper: ``failed_pid``, or the raised error's ``pid``.
+    Blocks for milliseconds, or longer for a tree that user code can reach. Raises OSError if no
+    warden can be started, or such a tree has changed, and with ``require`` also if the kernel
+    refuses the namespaces. A child with a failed set-up is left for the daemon's reaper:
+    ``failed_pid``, or the raised error's ``pid``.
     """
     assert policy in ("auto", "require", "off")
     package_root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     argv = [sys.executable, "-I", "-S", "-c", _PROGRAM.format(module), package_root]
     env = {"LANG": "C.UTF-8"}
     tree = own_tree.root()
+    uid = os.geteuid() if view.uid is None else view.uid
     clone = partial(spawn.clone, argv=argv, env=env, socket=end.fileno())
     refusal, failed_pid = "switched off", None
     if policy != "off":
@@ -112,7 +118,9 @@ def start(end: socket.socket, view: View, policy: str, module: str) -> Started:
                 clone_flags=flags,
                 id_maps=maps,
                 unshare_mounts=True,
-                # Who may write the tree changes what the next warden runs, outside the walls.
+                # Who may change the tree changes what the daemon and the next warden run, outside
+                # the walls.
+                pinned=() if tree is None else own_tree.movable_parents(tree, uid),
                 read_only=() if tree is None else (tree,),
                 covers=[view.state_dir, *filter(os.path.isdir, (GVISOR_DIR,))],
                 cover_dirs=[view.bin_dir],
@@ -127,6 +135,13 @@ def start(end: socket.socket, view: View, policy: str, module: str) -> Started:
             refusal, failed_pid = f"{error.step}: {error.strerror}", error.pid
         else:
             return Started(pid, shape, None)
+    if tree is not None and own_tree.is_in_reach(tree, uid):
+        try:
+            own_tree.check(tree)
+        except OSError as error:
+            raise spawn.StepFailed(
+                "tree", error.errno or errno.EIO, failed_pid, error.filename, error.strerror
+            ) from error
     # Before the warden exists. In gVisor 20240729 a later call skips descendants that are already
     # subreapers, as a warden is: orphans of a dead warden would go to PID 1 and outlive the sweep.
     spawn.set_subreaper()

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 STEP_NAMES = (
     "none", "request", "fork", "session", "descriptors", "terminal", "limits", "user",
-    "cwd", "signals", "exec", "id_map", "mount_namespace", "mount_proc", "read_only", "cover",
-    "cover_content", "probe", "root",
+    "cwd", "signals", "exec", "id_map", "mount_namespace", "mount_proc", "pin", "read_only",
+    "cover", "cover_content", "probe", "root",
 )  # fmt: skip
 
 CLONE_NEWUSER = 0x10000000
@@ -36,13 +36,21 @@ _KEEP_ID = 2**32 - 1
 
 
 class StepFailed(OSError):
-    """A set-up step failed in the child.
+    """A set-up step failed, in the child or before it.
 
-    ``pid``: the failed child, for the reaper to collect, or None.
+    ``pid``: the failed child, for the reaper to collect, or None. ``reason``: in place of the words
+    of the C library.
     """
 
-    def __init__(self, step: str, error: int, pid: int | None, filename: str | None = None) -> None:
-        super().__init__(error, os.strerror(error), filename)
+    def __init__(
+        self,
+        step: str,
+        error: int,
+        pid: int | None,
+        filename: str | None = None,
+        reason: str | None = None,
+    ) -> None:
+        super().__init__(error, reason or os.strerror(error), filename)
         self.step = step
         self.pid = pid
 
@@ -104,6 +112,7 @@ class _CloneRequest(ctypes.Structure):
         ("path", ctypes.c_char_p),
         ("argv", _Strings),
         ("envp", _Strings),
+        ("pinned", _Strings),
         ("read_only", _Strings),
         ("covers", _Strings),
         ("cover_dirs", _Strings),
@@ -175,6 +184,7 @@ def clone(
     clone_flags: int = 0,
     id_maps: Mapping[str, str] = {},
     unshare_mounts: bool = False,
+    pinned: Sequence[str] = (),
     read_only: Sequence[str] = (),
     covers: Sequence[str] = (),
     cover_dirs: Sequence[str] = (),
@@ -194,6 +204,7 @@ def clone(
         path=_string(argv[0]),
         argv=_strings(argv),
         envp=_strings([f"{name}={value}" for name, value in env.items()]),
+        pinned=_strings(pinned),
         read_only=_strings(read_only),
         covers=_strings(covers),
         cover_dirs=_strings(cover_dirs),
@@ -206,6 +217,7 @@ def clone(
         places = {
             "exec": argv[0],
             "mount_proc": "/proc",
+            "pin": ":".join(pinned),
             "read_only": ":".join(read_only),
             **dict.fromkeys(("cover", "cover_content"), ":".join(covers)),
         }

@@ -73,6 +73,8 @@ class Daemon(NamedTuple):
     client: httpx.Client
     uid: int
     place: str
+    pid: int
+    """Of the program that was started: the daemon's, unless in an image."""
 
     def execute(self, **fields: Any) -> dict[str, Any]:
         answer = self.client.post("/v1/executions", json=fields)
@@ -151,7 +153,7 @@ def serving(
                     return False
 
             wait_until(is_up, START_SECONDS)
-            yield Daemon(ROWS[name], client, uid, place)
+            yield Daemon(ROWS[name], client, uid, place, process.pid)
         process.terminate()
         assert process.wait(30) == BY_SIGTERM
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -104,13 +105,74 @@ def test_part_of_a_killed_start_is_swept(run: Run, tmp_path: Path) -> None:
     assert not part.exists()
 
 
-def test_planted_folder_is_refused_with_the_reason(run: Run, tmp_path: Path) -> None:
-    run("--version")
-    [tree] = (tmp_path / "place").iterdir()
-    tree.chmod(0o777)
-    done = run("--version")
+def replace_by_a_link(path: Path) -> None:
+    moved = path.parent / "moved"
+    path.rename(moved)
+    path.symlink_to(moved.name)
+
+
+def give_away(path: Path) -> None:
+    os.chown(path, 4321, 4321)
+
+
+def name_another_archive(mark: Path) -> None:
+    id = mark.read_text()
+    mark.write_text(id[:-1] + ("0" if id[-1] != "0" else "1"))
+
+
+def cut(mark: Path) -> None:
+    """As a crash of the machine could leave a file."""
+    mark.write_text("")
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda _: None, ""),
+        (lambda path: path.chmod(0o777), "."),
+        (replace_by_a_link, "."),
+        (give_away, "."),
+        (Path.unlink, ".complete"),
+        (replace_by_a_link, ".complete"),
+        (give_away, ".complete"),
+        (name_another_archive, ".complete"),
+        (cut, ".complete"),
+        (give_away, "bin/execd"),
+        (replace_by_a_link, "bin/execd"),
+    ],
+)
+def test_planted_folder_is_refused_with_the_reason(
+    run: Run, single: Path, tmp_path: Path, change: Callable[[Path], None], name: str
+) -> None:
+    archive_id = single.read_bytes()[-16:].decode()
+    tree = tmp_path / "place" / f".execd-{archive_id}"
+    (tree / "bin").mkdir(parents=True)
+    (tree / ".complete").write_text(archive_id)
+    shutil.copy("/bin/echo", tree / "bin/execd")
+    change(tree / name)
+    done = run("planted")
+    if not name:  # without a fault the folder is taken
+        assert done.stdout == "planted\n"
+        return
     assert done.returncode == NO_PLACE
     assert "holds something else under the tree's name" in done.stderr
+
+
+def test_tree_is_on_the_disk_before_its_mark_and_its_name(single: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    subprocess.run(
+        ["strace", "-e", "trace=openat,syncfs,fsync,rename", "-o", trace, single, "--version"],
+        env={"EXECD_UNPACK_DIR": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+    unpacking, rename, _ = trace.read_text().partition("rename(")
+    assert rename
+    steps = re.findall(r'^(?:openat\(.*"(.*)", .*O_CREAT|(\w+)\()', unpacking, re.MULTILINE)
+    *files, last_file, sync, mark, sync_mark, sync_folder = [file or call for file, call in steps]
+    assert len(files) > 1000
+    assert last_file not in {"syncfs", "fsync"}
+    assert (sync, mark, sync_mark, sync_folder) == ("syncfs", ".complete", "fsync", "fsync")
 
 
 def test_place_of_another_user_is_refused(run: Run, tmp_path: Path) -> None:
@@ -144,6 +206,9 @@ def test_unpack_fills_an_empty_directory_and_no_other(run: Run, tmp_path: Path) 
     for _ in range(2):  # a container's second start
         assert run("--unpack", str(target)).returncode == 0
         assert (target / "bin" / "execd").exists()
+    name_another_archive(target / ".complete")
+    done = run("--unpack", str(target))
+    assert (done.returncode, "holds another execd" in done.stderr) == (1, True)
     (target / ".complete").unlink()
     done = run("--unpack", str(target))
     assert (done.returncode, "is no empty directory" in done.stderr) == (1, True)

@@ -121,11 +121,22 @@ def test_a_directory_is_made_read_only_for_the_namespace_alone(tmp_path: Path) -
     assert os.listdir(tmp_path) == ["file"]
 
 
+def test_a_pinned_directory_keeps_its_name_and_is_written_as_before(tmp_path: Path) -> None:
+    (tmp_path / "above/pinned").mkdir(parents=True)
+    script = (
+        f"cd {tmp_path}/above; mv pinned moved; rmdir pinned; echo > pinned/new; mv pinned/new ."
+    )
+    text = said_by_clone(script, **namespaces(), pinned=[str(tmp_path / "above/pinned")])
+    assert text.count("busy") == 2
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["above", "new", "pinned"]
+
+
 @pytest.mark.parametrize(
     ("options", "step"),
     [
         ({"argv": ["/no/such/program"]}, "exec"),
         ({"socket": 987_654}, "descriptors"),
+        ({**namespaces(), "pinned": ["/no/such/directory"]}, "pin"),
         ({**namespaces(), "read_only": ["/no/such/directory"]}, "read_only"),
         ({**namespaces(), "covers": ["/no/such/directory"]}, "cover"),
         ({**namespaces(), "covers": ["/tmp"], "cover_dirs": ["/tmp/a/b"]}, "cover_content"),

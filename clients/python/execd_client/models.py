@@ -158,6 +158,7 @@ class Protections(Struct, frozen=True, kw_only=True):
     daemon_environment_unreadable: bool
     state_dir_unreadable: bool
     nothing_survives_the_warden: bool
+    tree_unchangeable: bool | None = None
 
 
 class RefusalReply(Struct, frozen=True, kw_only=True):

@@ -173,6 +173,8 @@ class Protections(msgspec.Struct, frozen=True, kw_only=True):
     """User code cannot read the state dir."""
     nothing_survives_the_warden: bool
     """All user code ends with the warden."""
+    tree_unchangeable: bool | UnsetType = UNSET
+    """User code cannot change the tree with the files of execd. Absent where there is no tree."""
 
 
 class InstanceFacts(msgspec.Struct, frozen=True, kw_only=True):

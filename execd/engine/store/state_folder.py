@@ -92,7 +92,7 @@ class StateFolder:
         with contextlib.suppress(OSError):  # the warden then fails to cover the folder, and says so
             self.ensure(will_be_covered=True)
         path = os.readlink(self.anchor)
-        return View(path, os.path.join(path, "bin"), self._links)
+        return View(path, os.path.join(path, "bin"), self._links, self._commands_uid)
 
     def ensure(self, *, will_be_covered: bool = False) -> None:
         """Make missing parts of the folder and its contents. Raises OSError.

@@ -141,7 +141,7 @@ def doctor(context: Context) -> int:
 
 def _protections(found: CapabilitiesReply) -> list[tuple[str, bool, str]]:
     held = msgspec.structs.asdict(found.protections)
-    missing = sorted(name for name, holds in held.items() if not holds)
+    missing = sorted(name for name, holds in held.items() if holds is False)
     shape = found.namespace_shape if found.namespaces else found.namespaces_refused or "none"
     trouble = found.sessions.trouble or (found.sessions.refused and str(found.sessions.refused))
     return [
