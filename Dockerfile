@@ -68,9 +68,11 @@ COPY --from=tree /lib /opt/execd/lib
 COPY --from=tree /share /opt/execd/share
 COPY --from=tree /app /opt/execd/app
 COPY --from=tree /bin /opt/execd/bin
-# A server of OpenSandbox copies these two files out of the image: on Docker from the root folder, on
-# Kubernetes from the working directory.
-COPY image/opensandbox/execd image/opensandbox/bootstrap.sh /
+COPY --from=tree /sha256sums /opt/execd/
+# A server of OpenSandbox copies two files out of the image into sandboxes of any image: on Docker
+# from the root folder, on Kubernetes from the working directory.
+COPY --from=tree /execd /
+COPY image/opensandbox/bootstrap.sh /
 
 # Heartbeat: the Go router of agent-sandbox gives up after 30 s without response headers. Image
 # environment off: this image's variables are settings of execd, and a command needs none of them.

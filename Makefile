@@ -25,8 +25,6 @@
 #                      file `execd` (ARCH=arm64 for the other architecture; needs Debian's gcc,
 #                      libzstd-dev, zstd)
 #   make tree-image    the same as an image FROM scratch, localhost/execd-tree; needs podman
-#   make opensandbox-image  the execd_image of OpenSandbox's server, localhost/execd-opensandbox, for
-#                      sandboxes of any image (BASE=an image with sh and cp); needs podman
 #   make test-anywhere  the tree and the single file in images that have nothing of execd, natively and
 #                      in gVisor (Debian, root; ROOTS="musl scratch" for some of the images)
 #   make tree-lock     pin the Debian packages of the tree at the archive's versions
@@ -64,7 +62,7 @@ SCRIPTS := .ci/await .ci/suite .ci/verdict .ci/in-gvisor .ci/in-root image/tree/
 
 .DEFAULT_GOAL := test
 .PHONY: run test test-install test-clients quick explore client clients soak \
-	mutants lint bench bench-sessions image tree tree-image opensandbox-image \
+	mutants lint bench bench-sessions image tree tree-image \
 	tree-lock test-anywhere audit reference docs test-gvisor env clean
 
 env: $(ENV)
@@ -200,13 +198,6 @@ tree:
 tree-image: tree
 	podman build --quiet --build-arg ARCH=$(ARCH) --tag localhost/execd-tree \
 		--file image/tree/Dockerfile $(TREES)
-
-BASE ?= docker.io/library/busybox:stable
-
-opensandbox-image: tree
-	cp image/opensandbox/bootstrap.sh $(TREES)/
-	podman build --quiet --build-arg ARCH=$(ARCH) --build-arg BASE=$(BASE) \
-		--tag localhost/execd-opensandbox --file image/opensandbox/Dockerfile $(TREES)
 
 ROOTS ?=
 

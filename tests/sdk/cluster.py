@@ -6,8 +6,8 @@ command with the manifest's variables. Each pod has an address of 127.0.0.0/8, s
 have OpenSandbox's own port. With a launcher (EXECD_SANDBOX_LAUNCHER: ``.ci/in-image``, a runsc and
 an image) both commands run in containers of the image. Otherwise there is no image:
 
-* the init container's command runs in the folder ``image/opensandbox``, the image's variables are
-  set here, and its Python is the tests' (EXECD_DAEMON_PYTHON);
+* the init container's command runs in a folder with the two files, of which ``execd`` runs the daemon
+  of this environment, and the image's variables are set here;
 * a mount of the emptyDir is a folder, whose path takes the place of the mount's path in commands
   and variables.
 """
@@ -18,6 +18,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-FILES_OF_THE_IMAGE = REPOSITORY / "image" / "opensandbox"
+BOOTSTRAP = REPOSITORY / "image" / "opensandbox" / "bootstrap.sh"
 RESOURCE = "/apis/agents.x-k8s.io/v1beta1/namespaces/sandboxes/sandboxes"
 LAUNCHER = os.environ.get("EXECD_SANDBOX_LAUNCHER", "").split()
 PODS = "/api/v1/namespaces/sandboxes/pods"
@@ -63,7 +64,7 @@ class Pod:
             subprocess.run(self._launch(installer), check=True, cwd=REPOSITORY)
             command, variables = self._launch(container), dict(os.environ)
         else:
-            subprocess.run(self._command(installer), check=True, cwd=FILES_OF_THE_IMAGE)
+            subprocess.run(self._command(installer), check=True, cwd=self._files())
             command = self._command(container)
             variables = {**self._image_variables(), **self._variables(container)}
         with (self.folder / "log").open("wb") as log:
@@ -89,13 +90,22 @@ class Pod:
         words = [*container["command"], *container.get("args", [])]
         return [*LAUNCHER, f"--bind={state}", *options, "--", *words]
 
+    def _files(self) -> Path:
+        """The working directory of the image, with the files for the server."""
+        files = self.folder / "image"
+        files.mkdir()
+        shutil.copy(BOOTSTRAP, files)
+        execd = files / "execd"
+        execd.write_text(f'#!/bin/sh\nexec {sys.executable} -I -m execd "$@"\n')
+        execd.chmod(0o755)
+        return files
+
     def _image_variables(self) -> dict[str, str]:
         return {
             "PATH": os.environ["PATH"],
             "SANDBOX_BASE_DIR": str(self.folder / "base"),
             "EXECD_STATE_DIR": str(self.folder / "state"),
             "EXECD_HOST": self.address,
-            "EXECD_DAEMON_PYTHON": sys.executable,
         }
 
     def _variables(self, container: dict[str, Any]) -> dict[str, str]:
