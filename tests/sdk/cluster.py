@@ -6,8 +6,8 @@ command with the manifest's variables. Each pod has an address of 127.0.0.0/8, s
 have OpenSandbox's own port. With a launcher (EXECD_SANDBOX_LAUNCHER: ``.ci/in-image``, a runsc and
 an image) both commands run in containers of the image. Otherwise there is no image:
 
-* the init container's command runs in a folder with the two files, of which ``execd`` runs the daemon
-  of this environment, and the image's variables are set here;
+* the init container's command runs in a folder with the two files, of which ``execd`` runs the
+  daemon of this environment, and the image's variables are set here;
 * a mount of the emptyDir is a folder, whose path takes the place of the mount's path in commands
   and variables.
 """
