@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 # Against a process that only swaps names, ten rounds were the most in 20,000 operations.
 TRIES = 32
 
+KERNEL_MOUNTS = ("/proc", "/sys")
+
 
 class Room(Protocol):
     """The room of a directory whose size the engine limits (``engine.disk``). The kernel has no
@@ -68,8 +70,9 @@ class Root:
         """The directories whose room is limited."""
         self._top = self.base_dir
         self._readings = readings
+        # Without a mount of its own such a folder is on the device of the image's files.
         self._devices = frozenset(
-            os.stat(path).st_dev for path in ("/proc", "/sys") if os.path.exists(path)
+            os.stat(path).st_dev for path in KERNEL_MOUNTS if os.path.ismount(path)
         )
 
     @classmethod

@@ -105,6 +105,7 @@ def test_end_of_the_entrypoint_is_the_end_of_the_sandbox(sandbox: Sandbox) -> No
     assert (sandbox.process.returncode, output) == (9, "begun\n")
 
 
+@pytest.mark.parametrize("shell", ["busybox sh"], indirect=True)
 def test_sigterm_ends_the_entrypoint_and_then_the_sandbox(sandbox: Sandbox) -> None:
     sandbox.process.terminate()
     assert sandbox.process.wait(60) == BY_SIGTERM

@@ -272,6 +272,16 @@ def test_procfs_and_sysfs_are_denied_however_they_are_reached(base: Path) -> Non
             read.exists(Root("/"), path)
 
 
+def test_folder_sys_of_an_image_that_is_no_mount_denies_nothing(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (base / "sys").mkdir()
+    monkeypatch.setattr("execd.files.root.KERNEL_MOUNTS", ("/proc", str(base / "sys")))
+    (base / "x").write_bytes(b"x")
+    for root in (Root(str(base)), Root("/")):
+        assert read.exists(root, f"{base}/x")
+
+
 def test_the_state_dir_is_denied_with_all_below_it_under_any_name(
     base: Path, tmp_path: Path
 ) -> None:

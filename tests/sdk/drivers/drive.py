@@ -12,6 +12,7 @@ import asyncio
 import inspect
 import io
 import json
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -86,6 +87,14 @@ async def commands(sandbox: Any) -> dict[str, Any]:
         "no-such-program",
     ]
     return {line: shown(await done(sandbox.commands.run(line))) for line in lines}
+
+
+async def given(sandbox: Any) -> list[list[Any]]:
+    """Write the file and run the lines of the variable GIVEN."""
+    what = json.loads(os.environ["GIVEN"])
+    await done(sandbox.files.write(*what["file"]))
+    results = [await done(sandbox.commands.run(line)) for line in what["lines"]]
+    return [[result.exit_code, result.stdout] for result in results]
 
 
 async def files(sandbox: Any) -> dict[str, Any]:
@@ -364,6 +373,7 @@ SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
         commands,
+        given,
         files,
         basenames,
         names,

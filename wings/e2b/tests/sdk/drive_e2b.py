@@ -115,6 +115,19 @@ async def commands(box: Any) -> Any:
     }
 
 
+async def given(box: Any) -> Any:
+    """Write the file and run the lines of the variable GIVEN."""
+    what, found = json.loads(os.environ["GIVEN"]), []
+    await done(box.files.write(*what["file"]))
+    for line in what["lines"]:
+        try:
+            result = await done(box.commands.run(line))
+        except CommandExitException as error:
+            result = error
+        found.append([result.exit_code, result.stdout])
+    return found
+
+
 async def timeouts(box: Any) -> Any:
     began = time.monotonic()
     raised = await error_of(lambda: box.commands.run("echo started; exec sleep 97531", timeout=1))
