@@ -23,7 +23,8 @@
 #                      registry (image/build; without a registry: image/make-base)
 #   make tree          execd for any image, in build/tree: the folder, its .tar.zst, and the single
 #                      file `execd` (ARCH=arm64 for the other architecture; needs Debian's gcc,
-#                      libzstd-dev, zstd)
+#                      zstd)
+#   make tree-twice    make tree, and a second build elsewhere, which must make the same bytes
 #   make tree-image    the same as an image FROM scratch, localhost/execd-tree; needs podman
 #   make test-anywhere  the tree and the single file in images that have nothing of execd, natively and
 #                      in gVisor (Debian, root; ROOTS="musl scratch" for some of the images)
@@ -58,11 +59,11 @@ INSTALLED := $(WINGS:%=%/pyproject.toml) pyproject.toml requirements-dev.txt exe
 	image/make-ipython image/requirements-ipython-py39.txt image/requirements-ipython-py311.txt
 
 # Python scripts without the suffix .py, which ruff does not find without help.
-SCRIPTS := .ci/await .ci/suite .ci/verdict .ci/in-gvisor .ci/in-root image/tree/pack image/sbom
+SCRIPTS := .ci/await .ci/suite .ci/verdict .ci/in-gvisor .ci/in-root image/tree/pack
 
 .DEFAULT_GOAL := test
 .PHONY: run test test-install test-clients quick explore client clients soak \
-	mutants lint bench bench-sessions image tree tree-image \
+	mutants lint bench bench-sessions image tree tree-twice tree-image \
 	tree-lock test-anywhere audit reference docs test-gvisor env clean
 
 env: $(ENV)
@@ -188,12 +189,15 @@ image:
 ARCH ?= amd64
 TREES := build/tree
 
+OF_TREE = $(ARCH) $(TREES)/$(ARCH) $(if $(filter-out amd64,$(ARCH)),$(TREES)/amd64)
+
 tree:
-	image/tree/build $(ARCH) $(TREES)/$(ARCH) $(if $(filter-out amd64,$(ARCH)),$(TREES)/amd64)
-	$(if $(filter arm64,$(ARCH)),aarch64,x86_64)-linux-gnu-gcc -O2 -std=gnu11 -Wall -Wextra -Werror \
-		-static -s -o $(TREES)/single-$(ARCH) image/tree/single.c -lzstd
-	image/tree/pack $(TREES)/$(ARCH) $(TREES)/single-$(ARCH) \
+	image/tree/build $(OF_TREE)
+	image/tree/pack $(TREES)/$(ARCH) $(TREES)/$(ARCH).single \
 		$(TREES)/execd-$(ARCH).tar.zst $(TREES)/execd-$(ARCH)
+
+tree-twice: tree
+	image/tree/twice $(OF_TREE)
 
 tree-image: tree
 	podman build --quiet --build-arg ARCH=$(ARCH) --tag localhost/execd-tree \

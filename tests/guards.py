@@ -89,6 +89,7 @@ THIRD_PARTY = {
     "client/test_target.py",
     "difference",
     "image/test_sbom.py",
+    "image/test_tree_bill.py",
     "openapi",
     "readers",
     "sdk",

@@ -1,9 +1,10 @@
-"""The software bill of materials: image/sbom on a small root file system."""
+"""The software bill of materials: image/sbom.py on a small root file system."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 import tarfile
@@ -22,6 +23,7 @@ Package: libc6
 Status: install ok installed
 Architecture: amd64
 Version: 2.41-12
+SHA256: 0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef
 Description: GNU C Library
  Second line.
 
@@ -47,7 +49,7 @@ ROOT = {
 }
 
 
-def run_sbom(root: dict[str, str]) -> subprocess.CompletedProcess[bytes]:
+def run_sbom(root: dict[str, str], **variables: str) -> subprocess.CompletedProcess[bytes]:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for path, text in root.items():
@@ -55,8 +57,9 @@ def run_sbom(root: dict[str, str]) -> subprocess.CompletedProcess[bytes]:
             member.size = len(text.encode())
             tar.addfile(member, io.BytesIO(text.encode()))
     return subprocess.run(
-        [sys.executable, REPOSITORY / "image" / "sbom", "--name", "an-image", "--version", "7"],
+        [sys.executable, REPOSITORY / "image" / "sbom.py", "--name", "an-image", "--version", "7"],
         input=packed.getvalue(),
+        env=os.environ | variables,
         capture_output=True,
         timeout=60,
     )
@@ -102,7 +105,8 @@ def test_licences_come_from_the_packages(bill: dict[str, Any]) -> None:
 
 
 def test_debian_packages_are_there_if_they_are_installed(bill: dict[str, Any]) -> None:
-    one(bill, "pkg:deb/debian/libc6@2.41-12?arch=amd64&distro=debian-13")
+    found = one(bill, "pkg:deb/debian/libc6@2.41-12?arch=amd64&distro=debian-13")
+    assert [each["alg"] for each in found["hashes"]] == ["SHA-256"]
     assert not any("removed" in each["name"] for each in bill["components"])
 
 
@@ -114,6 +118,15 @@ def test_the_viewer_that_is_part_of_execd_is_there(bill: dict[str, Any]) -> None
     (found,) = (each for each in bill["components"] if each["name"] == "swagger-ui-dist")
     assert found["purl"] == f"pkg:npm/swagger-ui-dist@{found['version']}"
     assert found["licenses"] == [{"license": {"id": "Apache-2.0"}}]
+
+
+def test_bills_of_one_time_and_the_same_packages_are_the_same() -> None:
+    first, second = (
+        run_sbom(dict(root), SOURCE_DATE_EPOCH="7", PYTHONHASHSEED=seed).stdout
+        for seed, root in [("1", ROOT.items()), ("2", reversed(ROOT.items()))]
+    )
+    assert first == second
+    assert json.loads(first)["metadata"]["timestamp"] == "1970-01-01T00:00:07+00:00"
 
 
 @pytest.mark.parametrize("kind", ["pypi", "deb"])

@@ -1,29 +1,42 @@
 #!/usr/bin/env python3
 """Write the software bill of materials of an image: CycloneDX 1.6, JSON.
 
-    podman export CONTAINER | image/sbom --name NAME --version VERSION >FILE
+    podman export CONTAINER | image/sbom.py --name NAME --version VERSION >FILE
 
 stdin is a tar of the image's root file system; no code of the image runs. The bill lists the Python
 packages of each environment (the user's and execd's), the Debian packages, a CPython that no Debian
 package brings, as in python:slim, and the package of npm that is part of execd. Files that belong
-to no package are not in the bill.
-`image/build` calls this script with cyclonedx-python-lib (image/tools-sbom.txt).
+to no package are not in the bill. `image/build` calls this script with cyclonedx-python-lib
+(image/tools-sbom.txt), and image/tree/bill.py makes the tree's bill of the same parts.
+
+Where SOURCE_DATE_EPOCH is set, it is the bill's time, and the same packages make the same bytes.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 import tarfile
 import tomllib
+import uuid
+from datetime import UTC, datetime
 from email.parser import HeaderParser
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from cyclonedx.contrib.license.factories import LicenseFactory
-from cyclonedx.model import Property
+from cyclonedx.model import (
+    ExternalReference,
+    ExternalReferenceType,
+    HashAlgorithm,
+    HashType,
+    Property,
+    XsUri,
+)
 from cyclonedx.model.bom import Bom
 from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.model.component_evidence import ComponentEvidence, Occurrence
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
@@ -41,12 +54,18 @@ LONGEST_LICENSE = 100
 
 
 class Package(NamedTuple):
-    """A package of the image. ``folder``: the place of a Python environment; else empty."""
+    """A package of the image. ``folder``: the place of a Python environment; else empty.
+
+    ``places``: its files and folders, and ``license_file``: the text of its licence, where a bill
+    tells them."""
 
     purl: PackageURL
     license: str | None = None
     folder: str = ""
     kind: ComponentType = ComponentType.LIBRARY
+    sha256: str = ""
+    places: tuple[str, ...] = ()
+    license_file: str = ""
 
 
 def read_packages(stream: BinaryIO) -> list[Package]:
@@ -65,12 +84,12 @@ def read_packages(stream: BinaryIO) -> list[Package]:
             elif path == OS_RELEASE:
                 release |= dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', text, re.MULTILINE))
             elif place := METADATA.fullmatch(path):
-                found.append(_python_package(HeaderParser().parsestr(text), place[1]))
+                found.append(python_package(HeaderParser().parsestr(text), place[1]))
             elif place := PATCH_LEVEL.fullmatch(path):
                 found.append(_interpreter(text, place[1]))
             elif place := VENDORED.fullmatch(path):
-                found.append(_vendored_package(tomllib.loads(text), place[1]))
-    found += _debian_packages(status, release)
+                found.append(vendored_package(tomllib.loads(text), place[1]))
+    found += debian_packages(status, release)
     return sorted(found, key=lambda package: (package.purl.to_string(), package.folder))
 
 
@@ -80,7 +99,7 @@ def _is_read(path: str) -> bool:
     )
 
 
-def _python_package(metadata: Message, folder: str) -> Package:
+def python_package(metadata: Message, folder: str) -> Package:
     name = re.sub(r"[-_.]+", "-", metadata["Name"]).lower()
     return Package(
         PackageURL("pypi", name=name, version=metadata["Version"]),
@@ -102,7 +121,7 @@ def _python_license(metadata: Message) -> str | None:
     return metadata["License-Expression"] or older or (classifiers[0] if classifiers else None)
 
 
-def _vendored_package(package: dict[str, Any], folder: str) -> Package:
+def vendored_package(package: dict[str, Any], folder: str) -> Package:
     purl = PackageURL("npm", name=package["name"], version=package["version"])
     return Package(purl, package["license"], f"/{folder}")
 
@@ -118,7 +137,7 @@ def _interpreter(patch_level: str, folder: str) -> Package:
     )
 
 
-def _debian_packages(status: str, release: dict[str, str]) -> Iterator[Package]:
+def debian_packages(status: str, release: dict[str, str]) -> Iterator[Package]:
     """The installed packages of dpkg's database. Debian has the licences in files of free text
     (/usr/share/doc/*/copyright), so none is named here."""
     system = release["ID"]
@@ -126,38 +145,59 @@ def _debian_packages(status: str, release: dict[str, str]) -> Iterator[Package]:
     for paragraph in filter(str.strip, status.split("\n\n")):
         fields = HeaderParser().parsestr(paragraph)
         if fields["Status"] == "install ok installed":
-            yield Package(
-                PackageURL(
-                    "deb",
-                    system,
-                    fields["Package"],
-                    fields["Version"],
-                    {"arch": fields["Architecture"], "distro": distro},
-                )
+            purl = PackageURL(
+                "deb",
+                system,
+                fields["Package"],
+                fields["Version"],
+                {"arch": fields["Architecture"], "distro": distro},
             )
+            yield Package(purl, sha256=fields.get("SHA256", ""))  # image/tree/fetch adds the field
 
 
 def make_bill(packages: list[Package], name: str, version: str) -> Bom:
-    licenses = LicenseFactory()
     image = Component(name=name, version=version, type=ComponentType.CONTAINER, bom_ref="the-image")
     bill = Bom()
     bill.metadata.component = image
+    if epoch := os.environ.get("SOURCE_DATE_EPOCH"):
+        bill.metadata.timestamp = datetime.fromtimestamp(int(epoch), UTC)
+        bill.serial_number = uuid.uuid5(uuid.NAMESPACE_URL, repr((name, version, packages)))
     for package in packages:
-        component = Component(
-            name=package.purl.name,
-            version=package.purl.version,
-            type=package.kind,
-            purl=package.purl,
-            # The two environments have packages in common.
-            bom_ref=f"{package.purl.to_string()}#{package.folder}",
-            licenses=[licenses.make_from_string(package.license)] if package.license else (),
-            properties=[Property(name="execd:folder", value=package.folder)]
-            if package.folder
-            else (),
-        )
+        component = _component(package)
         bill.components.add(component)
         bill.register_dependency(image, [component])
     return bill
+
+
+def _component(package: Package) -> Component:
+    licenses = LicenseFactory()
+    return Component(
+        name=package.purl.name,
+        version=package.purl.version,
+        type=package.kind,
+        purl=package.purl,
+        # The two environments have packages in common.
+        bom_ref=f"{package.purl.to_string()}#{package.folder}",
+        licenses=[licenses.make_from_string(package.license)] if package.license else (),
+        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=package.sha256)]
+        if package.sha256
+        else (),
+        properties=[Property(name="execd:folder", value=package.folder)] if package.folder else (),
+        evidence=ComponentEvidence(
+            # Without a name of its own, a place is written at random among the others.
+            occurrences=[
+                Occurrence(location=place, bom_ref=f"{package.purl.name} {place}")
+                for place in package.places
+            ]
+        )
+        if package.places
+        else None,
+        external_references=[
+            ExternalReference(type=ExternalReferenceType.LICENSE, url=XsUri(package.license_file))
+        ]
+        if package.license_file
+        else (),
+    )
 
 
 def main() -> None:
@@ -168,7 +208,7 @@ def main() -> None:
     packages = read_packages(sys.stdin.buffer)
     for kind in ("pypi", "deb"):
         if not any(package.purl.type == kind for package in packages):
-            sys.exit(f"image/sbom: stdin has no packages of the kind {kind}")
+            sys.exit(f"image/sbom.py: stdin has no packages of the kind {kind}")
     bill = make_bill(packages, wanted.name, wanted.version)
     print(JsonV1Dot6(bill).output_as_string(indent=2))
 
