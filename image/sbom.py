@@ -5,9 +5,10 @@
 
 stdin is a tar of the image's root file system; no code of the image runs. The bill lists the Python
 packages of each environment (the user's and execd's), the Debian packages, a CPython that no Debian
-package brings, as in python:slim, and the package of npm that is part of execd. Files that belong
-to no package are not in the bill. `image/build` calls this script with cyclonedx-python-lib
-(image/tools-sbom.txt), and image/tree/bill.py makes the tree's bill of the same parts.
+package brings, as in python:slim, the package of npm that is part of execd, and the Debian packages
+of execd's tree, by the tree's own bill. Files that belong to no package are not in the bill.
+`image/build` calls this script with cyclonedx-python-lib (image/tools-sbom.txt), and
+image/tree/bill.py makes the tree's bill of the same parts.
 
 Where SOURCE_DATE_EPOCH is set, it is the bill's time, and the same packages make the same bytes.
 """
@@ -15,6 +16,7 @@ Where SOURCE_DATE_EPOCH is set, it is the bill's time, and the same packages mak
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import sys
@@ -48,6 +50,7 @@ METADATA = re.compile(r"(.+)/[^/]+\.dist-info/METADATA")
 VENDORED = re.compile(r"(.+/execd/api/docs/swagger_ui)/package\.toml")
 DPKG_STATUS = "var/lib/dpkg/status"
 OS_RELEASE = "usr/lib/os-release"
+TREES_BILL = re.compile(r"(.+)/share/execd/sbom\.cdx\.json")
 PATCH_LEVEL = re.compile(r"(usr/local)/include/python3\.\d+/patchlevel\.h")
 LONGEST_LICENSE = 100
 """Older packages have the whole text of their licence in the field."""
@@ -89,14 +92,24 @@ def read_packages(stream: BinaryIO) -> list[Package]:
                 found.append(_interpreter(text, place[1]))
             elif place := VENDORED.fullmatch(path):
                 found.append(vendored_package(tomllib.loads(text), place[1]))
+            elif place := TREES_BILL.fullmatch(path):
+                found += _debian_packages_of_tree(json.loads(text), place[1])
     found += debian_packages(status, release)
     return sorted(found, key=lambda package: (package.purl.to_string(), package.folder))
 
 
 def _is_read(path: str) -> bool:
-    return path in (DPKG_STATUS, OS_RELEASE) or bool(
-        METADATA.fullmatch(path) or PATCH_LEVEL.fullmatch(path) or VENDORED.fullmatch(path)
-    )
+    kinds = METADATA, PATCH_LEVEL, VENDORED, TREES_BILL
+    return path in (DPKG_STATUS, OS_RELEASE) or any(kind.fullmatch(path) for kind in kinds)
+
+
+def _debian_packages_of_tree(bill: dict[str, Any], folder: str) -> Iterator[Package]:
+    """The tree's packages of Debian, which dpkg of the image does not know. Its Python packages are
+    found by their METADATA."""
+    for component in bill["components"]:
+        purl = PackageURL.from_string(component["purl"])
+        if purl.type == "deb":
+            yield Package(purl, folder=f"/{folder}")
 
 
 def python_package(metadata: Message, folder: str) -> Package:

@@ -44,6 +44,14 @@ ROOT = {
         REPOSITORY / "execd" / "api" / "docs" / "swagger_ui" / "package.toml"
     ).read_text(),
     "usr/local/include/python3.13/patchlevel.h": '#define PY_VERSION      "3.13.7"\n',
+    "opt/execd/share/execd/sbom.cdx.json": json.dumps(
+        {
+            "components": [
+                {"purl": "pkg:deb/debian/libc6@2.41-12?arch=amd64&distro=debian-13"},
+                {"purl": "pkg:pypi/long@1"},
+            ]
+        }
+    ),
     "var/lib/dpkg/status": STATUS,
     "usr/lib/os-release": 'NAME="Debian GNU/Linux"\nID=debian\nVERSION_ID="13"\n',
 }
@@ -114,6 +122,14 @@ def test_a_python_outside_of_debians_packages_is_there(bill: dict[str, Any]) -> 
     assert one(bill, "pkg:generic/cpython@3.13.7", "/usr/local")["type"] == "platform"
 
 
+def test_packages_of_debian_in_the_tree_are_there_beside_the_images_own(
+    bill: dict[str, Any],
+) -> None:
+    libc = "pkg:deb/debian/libc6@2.41-12?arch=amd64&distro=debian-13"
+    places = [each["bom-ref"] for each in bill["components"] if each["purl"] == libc]
+    assert sorted(places) == [f"{libc}#", f"{libc}#/opt/execd"]
+
+
 def test_the_viewer_that_is_part_of_execd_is_there(bill: dict[str, Any]) -> None:
     (found,) = (each for each in bill["components"] if each["name"] == "swagger-ui-dist")
     assert found["purl"] == f"pkg:npm/swagger-ui-dist@{found['version']}"
@@ -131,8 +147,9 @@ def test_bills_of_one_time_and_the_same_packages_are_the_same() -> None:
 
 @pytest.mark.parametrize("kind", ["pypi", "deb"])
 def test_an_image_without_packages_is_a_failure_and_no_empty_bill(kind: str) -> None:
-    marks = {"pypi": ".dist-info/", "deb": "dpkg"}
-    done = run_sbom({path: text for path, text in ROOT.items() if marks[kind] not in path})
+    marks = {"pypi": (".dist-info/",), "deb": ("dpkg", "sbom")}
+    root = {path: text for path, text in ROOT.items() if not any(m in path for m in marks[kind])}
+    done = run_sbom(root)
     assert done.returncode == 1
     assert done.stdout == b""
     assert f"no packages of the kind {kind}".encode() in done.stderr
