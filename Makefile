@@ -22,10 +22,11 @@
 #   make image         the container image and its software bill of materials; needs podman and a
 #                      registry (image/build; without a registry: image/make-base)
 #   make tree          execd for any image, in build/tree: the folder, its .tar.zst, and the single
-#                      file `execd` (ARCH=arm64 for the other architecture; needs Debian's gcc,
-#                      zstd)
+#                      file `execd` (needs Debian's gcc and zstd; ARCH=arm64 for the other
+#                      architecture, after amd64: needs gcc-aarch64-linux-gnu too)
 #   make tree-twice    make tree, and a second build elsewhere, which must make the same bytes
-#   make tree-image    the same as an image FROM scratch, localhost/execd-tree; needs podman
+#   make tree-image    the same as an image FROM scratch, localhost/execd-tree (for arm64
+#                      localhost/execd-tree:arm64); needs podman
 #   make test-anywhere  the tree and the single file in images that have nothing of execd, natively and
 #                      in gVisor (Debian, root; ROOTS="musl scratch" for some of the images)
 #   make tree-lock     pin the Debian packages of the tree at the archive's versions
@@ -200,8 +201,8 @@ tree-twice: tree
 	image/tree/twice $(OF_TREE)
 
 tree-image: tree
-	podman build --quiet --build-arg ARCH=$(ARCH) --tag localhost/execd-tree \
-		--file image/tree/Dockerfile $(TREES)
+	podman build --quiet --platform linux/$(ARCH) --build-arg ARCH=$(ARCH) \
+		--tag localhost/execd-tree$(if $(filter-out amd64,$(ARCH)),:$(ARCH)) --file image/tree/Dockerfile $(TREES)
 
 ROOTS ?=
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -13,6 +14,8 @@ from cyclonedx.validation.json import JsonStrictValidator
 
 from tests.anywhere.conftest import REPOSITORY, TREE
 
+MACHINE_BYTES = slice(18, 20)  # e_machine in the header of ELF
+OLDEST_OF_GLIBC = {"2.2.5", "2.17"}  # of x86-64 and of arm64
 COMMON_LICENSE = re.compile(r"/usr/(share/common-licenses/[A-Za-z0-9.-]*[A-Za-z0-9])")
 
 
@@ -93,3 +96,24 @@ def test_python_packages_of_the_tree_are_components(
     }
     assert named == installed
     assert len(installed) > 40
+
+
+def test_all_programs_and_libraries_of_the_tree_are_for_one_machine(tree: Path) -> None:
+    heads = []
+    for path in tree.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                heads.append(file.read(MACHINE_BYTES.stop))
+    machines = [head[MACHINE_BYTES] for head in heads if head.startswith(b"\x7fELF")]
+    assert len(machines) > 60
+    assert len(set(machines)) == 1
+
+
+def test_the_library_for_an_images_python_needs_no_new_glibc(tree: Path) -> None:
+    (library,) = (tree / "app/execd/kernel").glob("*.so")
+    symbols = subprocess.run(
+        ["readelf", "--version-info", library], check=True, capture_output=True, text=True
+    ).stdout
+    needed = set(re.findall(r"GLIBC_([\d.]+)", symbols))
+    assert needed
+    assert needed <= OLDEST_OF_GLIBC
