@@ -38,6 +38,11 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line(
         "markers",
+        "own_image: needs the HOME and the program `python` of execd's own image, which another "
+        "image may lack (.ci/conformance-in)",
+    )
+    config.addinivalue_line(
+        "markers",
         "shape_by_user: takes minutes; "
         "root takes one shape of the daemon, and any other user the other",
     )

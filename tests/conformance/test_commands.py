@@ -149,11 +149,13 @@ def test_command_of_two_megabytes_runs(run: Run) -> None:
     assert (ran.stdout.strip(), ran.exit_code) == ("2000001", 0), ran.stderr[:200]
 
 
+@pytest.mark.own_image
 def test_python_and_python3_are_on_the_path(run: Run) -> None:
     assert run.out("python -c 'print(6 * 7)'") == "42\n"
     assert run.out("python3 -c 'print(6 * 7)'") == "42\n"
 
 
+@pytest.mark.own_image
 def test_python_script_sees_its_arguments_and_a_traceback_goes_to_stderr(
     run: Run, folder: str
 ) -> None:

@@ -26,6 +26,7 @@ def environment(run: Run, headers: dict[str, str] | None = None) -> dict[str, st
     return dict(line.split("=", 1) for line in ran.stdout.split("\0") if line)
 
 
+@pytest.mark.own_image
 def test_home_is_the_base_dir(run: Run) -> None:
     assert environment(run)["HOME"] == run.out("pwd -P").strip()
 
@@ -48,6 +49,7 @@ def test_temporary_directory_can_be_written(run: Run) -> None:
     assert found["TMPDIR"] in ("/tmp", f"{base}/.tmp")
 
 
+@pytest.mark.own_image
 def test_login_bash_finds_the_same_programs(client: httpx.Client, run: Run) -> None:
     """/etc/profile sets PATH anew. The shell's programs find no trace of the repair."""
     line = (
@@ -70,6 +72,7 @@ def test_login_bash_finds_the_same_programs(client: httpx.Client, run: Run) -> N
     assert path.startswith("/bin:/mine:")
 
 
+@pytest.mark.own_image
 def test_programs_of_pip_are_found(run: Run) -> None:
     tool = "~/.local/bin/execd-probe"
     line = f"mkdir -p ~/.local/bin && printf '#!/bin/sh\necho found' >{tool} && chmod +x {tool}"

@@ -285,6 +285,7 @@ SAFE = 'case "$PWD" in /|/root|/home|/tmp|/usr|/etc) exit 99;; esac; '
 """Never delete a directory that nobody would give to a sandbox, whatever the daemon's settings."""
 
 
+@pytest.mark.own_image
 @pytest.mark.both_shapes
 @pytest.mark.parametrize(
     "how",
@@ -308,6 +309,7 @@ def test_next_step_is_served_after_everything_is_deleted(
     run('rm -rf "$PWD.moved" a.py')
 
 
+@pytest.mark.own_image
 @pytest.mark.both_shapes
 def test_everything_deleted_by_python_as_in_the_ray_example(run: Run, client: httpx.Client) -> None:
     client.post(

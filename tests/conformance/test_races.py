@@ -85,6 +85,7 @@ def archive() -> bytes:
     return raw.getvalue()
 
 
+@pytest.mark.own_image
 @pytest.mark.usefixtures("swapping")
 def test_nothing_outside_is_read_or_written_while_directories_are_swapped_for_links(
     target: Target, run: Run, folder: str, outside: str
