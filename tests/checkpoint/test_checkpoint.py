@@ -230,7 +230,7 @@ def test_the_daemon_notices_a_restore_before_the_platform_reports(
 ) -> None:
     for found in visits:
         assert found.report["instance_id"] == found.instance["id"]
-        assert found.report["cause"] == ("file" if frozen.tells_restores else "network")
+        assert found.report["cause"] == ("file" if frozen.tells_restores else "report")
 
 
 def test_connections_from_before_the_checkpoint_are_closed_after_a_restore(
