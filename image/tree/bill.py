@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BILL = "share/execd/sbom.cdx.json"
-OF_EXECD = ("bin/python", "lib/python3.13/sitecustomize.py", "app/__main__.py")
+OF_EXECD = ("bin/python", "lib/python3.13/sitecustomize.py", "app/__main__.py", "sha256sums")
 LAUNCHERS = ("bin/python3", "bin/execd")
 STATIC = ("libc6-dev", "libzstd-dev")
 """In the launchers, and in the program of the single file."""

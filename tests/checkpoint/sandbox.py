@@ -7,7 +7,6 @@ daemon.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib.machinery
 import importlib.util
@@ -101,17 +100,9 @@ class Sandbox:
         daemon = shlex.split(os.environ["EXECD_CONFORMANCE_COMMAND"])
         places = ["--base-dir", "/tmp/base", "--state-dir", "/tmp/state"]
         command = [*daemon, "--port", str(PORT), *places, *flags]
-        shape = argparse.Namespace(
-            root="/",
-            uid=UID,
-            tmpfs=[],
-            bind=[],
-            mount=[],
-            env=["HOME=/tmp", *env],
-            init=False,
-            command=command,
-        )
-        config = _in_gvisor().bundle_config(shape)
+        words = [f"--uid={UID}", *(f"--env={each}" for each in ("HOME=/tmp", *env)), "--", *command]
+        in_gvisor = _in_gvisor()
+        config = in_gvisor.bundle_config(in_gvisor.arguments(words))
         if self._limit_bytes:
             config["linux"] |= {
                 "cgroupsPath": f"/execd-test-{os.getpid()}-{self.name}",
