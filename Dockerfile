@@ -1,5 +1,4 @@
-# execd as the container of a sandbox pod. `image/build` builds the image with podman;
-# `docker build .` works as well, after `make tree-image`.
+# execd as the container of a sandbox pod. `image/build` builds the image with podman.
 #
 #   BASE_IMAGE      any Debian-like image with python3 and pip
 #                   (image/make-base makes a base image without a registry)

@@ -14,9 +14,12 @@ if [ -z "${EXECD_ENVS-}" ] && [ -w "$folder" ]; then
 fi
 # OpenSandbox's own variables, which are no settings of this daemon.
 unset EXECD EXECD_INIT
-# As from OpenSandbox's own execd, commands get the variables of the container. execd's image sets
-# "off", so no default would do.
+# HOME is the runtime's, and often not writable: commands get that of passwd, or the base dir.
+unset HOME
+# As from OpenSandbox's own execd, commands get all other variables of the container. execd's image
+# sets "off", so no default would do.
 export EXECD_IMAGE_ENV=on
+export EXECD_PASS_ENV="${EXECD_PASS_ENV-*}"
 export EXECD_HOST="${EXECD_HOST:-0.0.0.0}"
 export EXECD_OPENSANDBOX_PORT="${EXECD_OPENSANDBOX_PORT:-44772}"
 [ ! -x /opt/execd/bin/execd ] || execd=/opt/execd/bin/execd

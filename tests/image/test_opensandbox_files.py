@@ -55,7 +55,8 @@ def test_bootstrap_becomes_the_daemon_which_gets_the_entrypoint(
     assert variables["EXECD_HOST"] == "0.0.0.0"
     assert variables["EXECD_ENVS"] == str(tmp_path / ".env")
     assert variables["EXECD_IMAGE_ENV"] == "on"
-    assert (variables["PATH"], variables["HOME"]) == (os.environ["PATH"], "/root")
+    assert variables["EXECD_PASS_ENV"] == "*"
+    assert (variables["PATH"], variables.get("HOME")) == (os.environ["PATH"], None)
     assert variables["EXECD_PYTHON"] == "/usr/bin/python3", "a setting: the user's interpreter"
     assert not {"EXECD", "EXECD_INIT"} & set(variables)
 
