@@ -4,7 +4,8 @@
                                [--only native|gvisor] [--runsc RUNSC]
 
 Each start is of a fresh process with empty folders. Start: until the first answer to GET /. First
-cell: from the first answer on, so the wait for a worker counts. Memory: PSS of execd's processes
+cell: from the first answer on, so the wait for a worker counts; in execd's own Python, whatever
+the machine has. Memory: PSS of execd's processes
 with one idle session, natively; in gVisor a sandbox has no PSS of its own, and the row says so. The
 single file unpacks in its first start, and finds the tree in the next.
 """
@@ -43,7 +44,9 @@ class Row(NamedTuple):
 def measure(place: Place, form: Form) -> Row:
     with tempfile.TemporaryDirectory(prefix="execd-bench-", dir="/var/tmp") as fresh:
         folder = Path(fresh) if form.unpacks else form.unpack_dir
-        with place.serving("execd", program=form.program, unpack_dir=folder) as server:
+        with place.serving(
+            "execd", "--python=own", program=form.program, unpack_dir=folder
+        ) as server:
             began = time.perf_counter()
             open_session(server)
             cell_seconds = time.perf_counter() - began

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
+import tarfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,7 +35,9 @@ def inject_into_container(
     if not found["State"]["Running"]:
         raise InjectionError(f"{engine}: {name} does not run")
     has_hosts_network = found["HostConfig"]["NetworkMode"] == "host"
-    _run(engine, "cp", execd_file, f"{name}:{PLACE}")
+    # podman would give the file to the container's user, who could replace it before root runs it.
+    archive = ["--archive=false"] if engine == "podman" else []
+    _run(engine, "cp", *archive, "-", f"{name}:/", stdin=_of_root(execd_file))
     host = "127.0.0.1" if has_hosts_network else "0.0.0.0"
     serve = ("serve", "--detach", f"--host={host}", f"--port={port}", *flags)
     _run(engine, "exec", "--user=0", name, PLACE, "--unpack", TREE)
@@ -57,12 +62,23 @@ def url_of(inspected: dict[str, Any], port: int) -> str | None:
     return None
 
 
-def _run(engine: str, *words: str) -> str:
+def _of_root(execd_file: str) -> bytes:
+    """An archive with the file as root's program at PLACE."""
+    content = Path(execd_file).read_bytes()
+    member = tarfile.TarInfo(PLACE.lstrip("/"))  # uid and gid are 0
+    member.size, member.mode = len(content), 0o755
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        tar.addfile(member, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def _run(engine: str, *words: str, stdin: bytes = b"") -> str:
     try:
-        done = subprocess.run([engine, *words], capture_output=True, text=True, check=False)
+        done = subprocess.run([engine, *words], input=stdin, capture_output=True, check=False)
     except FileNotFoundError:
         raise InjectionError(f"{engine}: no such program on this machine") from None
     if done.returncode:
-        said = done.stderr.strip() or f"exit code {done.returncode}"
+        said = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
         raise InjectionError(f"{engine} {words[0]}: {said}")
-    return done.stdout
+    return done.stdout.decode(errors="replace")
