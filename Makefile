@@ -19,8 +19,8 @@
 #   make lint          ruff, mypy --strict, the OpenAPI document, and the manifests
 #   make mutants       planted bugs, each of which a test must find
 #   make test-gvisor   the conformance suite against a daemon inside gVisor (Debian, root)
-#   make image         the container image and its software bill of materials; needs podman and a
-#                      registry (image/build; without a registry: image/make-base)
+#   make image         the container image and its software bill of materials; needs podman, what
+#                      `make tree` needs, and a registry (image/build; without a registry: image/make-base)
 #   make tree          execd for any image, in build/tree: the folder, its .tar.zst, and the single
 #                      file `execd` (needs Debian's gcc and zstd; ARCH=arm64 for the other
 #                      architecture, after amd64: needs gcc-aarch64-linux-gnu too)

@@ -13,7 +13,6 @@ single file unpacks in its first start, and finds the tree in the next.
 from __future__ import annotations
 
 import argparse
-import shutil
 import statistics
 import tempfile
 import time
@@ -23,7 +22,7 @@ from typing import NamedTuple
 from benchmarks import usage
 from benchmarks.idle import open_session
 from benchmarks.machine import machine
-from benchmarks.servers import Place
+from benchmarks.servers import Place, parse_with_places
 
 
 class Form(NamedTuple):
@@ -62,12 +61,7 @@ def main() -> None:
     parser.add_argument("--tree", type=Path, required=True)
     parser.add_argument("--single", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", choices=["native", "gvisor"])
-    parser.add_argument("--runsc", default=shutil.which("runsc"))
-    asked = parser.parse_args()
-    places = [Place()] if asked.only != "gvisor" else []
-    if asked.only != "native" and asked.runsc:
-        places.append(Place(asked.runsc))
+    asked, places = parse_with_places(parser)
     print(machine())
     print("| | start, ms | first cell, ms | memory, MiB |\n|---|--:|--:|--:|")
     with tempfile.TemporaryDirectory(prefix="execd-bench-", dir="/var/tmp") as kept:

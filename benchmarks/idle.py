@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import shutil
 import subprocess
 import threading
 import urllib.request
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from benchmarks.servers import Place, Server
+from benchmarks.servers import Place, Server, parse_with_places
 from tests.wake_ups import count_waits, new_waits
 
 if TYPE_CHECKING:
@@ -74,12 +73,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--only", choices=["native", "gvisor"])
-    parser.add_argument("--runsc", default=shutil.which("runsc"))
-    asked = parser.parse_args()
-    places = [Place()] if asked.only != "gvisor" else []
-    if asked.only != "native" and asked.runsc:
-        places.append(Place(asked.runsc))
+    asked, places = parse_with_places(parser)
     print(f"{psutil.cpu_count()} processors, {asked.seconds:g} s")
     print("| | wake-ups a minute | share of a CPU |\n|---|--:|--:|")
     for place in places:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import shutil
 import socket
 import statistics
 import time
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 import psutil
 
-from benchmarks.servers import Place
+from benchmarks.servers import parse_with_places
 from benchmarks.transfers import content_length
 
 if TYPE_CHECKING:
@@ -110,12 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--executions", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", choices=["native", "gvisor"])
-    parser.add_argument("--runsc", default=shutil.which("runsc"))
-    asked = parser.parse_args()
-    places = [Place()] if asked.only != "gvisor" else []
-    if asked.only != "native" and asked.runsc:
-        places.append(Place(asked.runsc))
+    asked, places = parse_with_places(parser)
     for place in places:
         with place.serving("execd") as server:
             before, _ = series(server.port)

@@ -23,6 +23,7 @@ from benchmarks.environments import HERE, REPOSITORY
 from tests.free_port import free_port
 
 if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
     from collections.abc import Callable, Iterator, Sequence
 
 START_SECONDS = 60.0
@@ -219,6 +220,20 @@ class Place:
                 process.kill()
                 process.wait()
             shutil.rmtree(work, ignore_errors=True)
+
+
+def parse_with_places(parser: ArgumentParser) -> tuple[Namespace, list[Place]]:
+    """Parse the command line with --only and --runsc, and return the places asked for. Without a
+    runsc that is natively alone, unless gVisor is asked for."""
+    parser.add_argument("--only", choices=["native", "gvisor"])
+    parser.add_argument("--runsc", default=shutil.which("runsc"))
+    asked = parser.parse_args()
+    if asked.only == "gvisor" and not asked.runsc:
+        parser.error("--only gvisor needs --runsc")
+    places = [Place()] if asked.only != "gvisor" else []
+    if asked.only != "native" and asked.runsc:
+        places.append(Place(asked.runsc))
+    return asked, places
 
 
 def _argv(

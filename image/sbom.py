@@ -52,6 +52,7 @@ DPKG_STATUS = "var/lib/dpkg/status"
 OS_RELEASE = "usr/lib/os-release"
 TREES_BILL = re.compile(r"(.+)/share/execd/sbom\.cdx\.json")
 PATCH_LEVEL = re.compile(r"(usr/local)/include/python3\.\d+/patchlevel\.h")
+TREE = "/opt/execd"
 LONGEST_LICENSE = 100
 """Older packages have the whole text of their licence in the field."""
 
@@ -220,7 +221,8 @@ def main() -> None:
     wanted = parser.parse_args()
     packages = read_packages(sys.stdin.buffer)
     for kind in ("pypi", "deb"):
-        if not any(package.purl.type == kind for package in packages):
+        # Not in the tree alone: a system's packages that were not found must not look like none.
+        if not any(p.purl.type == kind and p.folder != TREE for p in packages):
             sys.exit(f"image/sbom.py: stdin has no packages of the kind {kind}")
     bill = make_bill(packages, wanted.name, wanted.version)
     print(JsonV1Dot6(bill).output_as_string(indent=2))

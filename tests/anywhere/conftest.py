@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -77,6 +78,7 @@ class Daemon(NamedTuple):
     place: str
     pid: int
     """Of the program that was started: the daemon's, unless in an image."""
+    log: Path
 
     def execute(self, **fields: Any) -> dict[str, Any]:
         answer = self.client.post("/v1/executions", json=fields)
@@ -141,23 +143,25 @@ def serving(
     """A daemon, which ends by SIGTERM as it should."""
     port = free_port()
     command += ["serve", "--host=127.0.0.1", f"--port={port}", "--namespaces=require", *flags]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        with httpx.Client(
-            base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False
-        ) as client:
+    with tempfile.NamedTemporaryFile() as written:
+        process = subprocess.Popen(command, stderr=written)
+        log = Path(written.name)
+        try:
+            with httpx.Client(
+                base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False
+            ) as client:
 
-            def is_up() -> bool:
-                assert process.poll() is None, process.stderr and process.stderr.read()
-                try:
-                    return client.get("/").status_code == 200
-                except httpx.TransportError:
-                    return False
+                def is_up() -> bool:
+                    assert process.poll() is None, log.read_text()
+                    try:
+                        return client.get("/").status_code == 200
+                    except httpx.TransportError:
+                        return False
 
-            wait_until(is_up, START_SECONDS)
-            yield Daemon(ROWS[name], client, uid, place, process.pid)
-        process.terminate()
-        assert process.wait(30) == BY_SIGTERM
-    finally:
-        process.kill()
-        process.communicate()
+                wait_until(is_up, START_SECONDS)
+                yield Daemon(ROWS[name], client, uid, place, process.pid, log)
+            process.terminate()
+            assert process.wait(30) == BY_SIGTERM
+        finally:
+            process.kill()
+            process.wait()

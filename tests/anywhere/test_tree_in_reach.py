@@ -115,7 +115,10 @@ def test_changed_tree_in_reach_starts_no_daemon_and_no_warden_without_walls(
         assert done["exit_code"] == 0, done
         [warden] = psutil.Process(daemon.pid).children()
         warden.send_signal(signal.SIGKILL)
-        wait_until(lambda: daemon.client.get("/readyz").status_code == 503)
+        # Without the check the next warden would start, and the daemon would log nothing of this.
+        wait_until(lambda: "cannot start a warden" in daemon.log.read_text())
+        assert str(changed) in daemon.log.read_text()
+        assert daemon.client.get("/readyz").status_code == 503
     log = refusal(tree, folder)
     assert f'"step":"tree","path":"{changed}"' in log
     assert "not the digest of" in log

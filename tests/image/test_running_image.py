@@ -102,14 +102,18 @@ def test_bytecode_is_there_for_the_library_and_the_packages(look: Look) -> None:
     """A read-only root allows no caching: every process that needs a missing .pyc compiles the
     module anew."""
     program = (
-        "import asyncio, IPython, importlib.util, json, os, pathlib\n"
-        "sources = [*pathlib.Path('/opt/execd/lib').rglob('*.py')]\n"
-        "for package in (asyncio, IPython, json): "
+        "import asyncio, importlib.util, json, os, pathlib, sys\n"
+        "sources = [*map(pathlib.Path, sys.argv[1:])]\n"
+        "sources = [s for folder in sources for s in folder.rglob('*.py')]\n"
+        "for package in (asyncio, json): "
         "sources += pathlib.Path(package.__file__).parent.glob('*.py')\n"
         "print(len(sources) > 100, [str(s) for s in sources if not "
         "os.path.exists(importlib.util.cache_from_source(s))])\n"
     )
-    assert look(f'python3 -c "{program}"') == "True []"
+    own = f'/opt/execd/bin/python3 -c "{program}" /opt/execd/app /opt/execd/lib/python3.13'
+    assert look(own) == "True []"
+    ipython = look("python3 -c 'import IPython; print(IPython.__path__[0])'")
+    assert look(f'python3 -c "{program}" {ipython}') == "True []"
 
 
 def test_pip_is_the_users_and_its_build_settings_are_gone(look: Look) -> None:
