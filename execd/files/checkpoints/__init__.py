@@ -1,0 +1,1 @@
+"""Checkpoints of directories: what was there, what has changed since, and the way back."""
