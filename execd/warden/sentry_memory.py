@@ -14,7 +14,7 @@ TASK_BYTES = 384 << 10
 # The sentry's memory grows by LEFT_BYTES for each process that has begun and ended, up to a number
 # of processes. Later processes use the same memory: 2,000 commands took 160 MiB, 2,000 more 4 MiB.
 # The release of 2024 keeps the last 1,000 names that were looked up in /proc, and with the name of
-# an ended process all that belonged to the process. So the first file that a scan reads of a process
+# an ended process all that belonged to it. So the first file that a scan reads of a process
 # makes the sentry grow (docs/gvisor.md).
 LEFT_BYTES = 160 << 10
 LEAVING_PROCESSES, LEAVING_PROCESSES_OF_2024 = 100, 1100
