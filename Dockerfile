@@ -7,7 +7,7 @@
 #                   lean: IPython alone, which sessions need
 #   DEBIAN_PACKAGES programs for the user (`image/build --coding`: git, ripgrep and more)
 #   EXECD_VERSION   for the label; `image/build` takes the version from execd/__init__.py
-#   EXECD_REVISION  for the label; `image/build` takes the commit, if the work tree has no changes
+#   EXECD_REVISION  for the label; `image/build` takes the commit of the tree
 #   PINS_SHA256     a digest of the folder image/ (`image/build`), where the cache needs one
 #   PIP_CONFIG_FILE pip's settings during the build, where the registry needs settings
 #

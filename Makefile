@@ -185,7 +185,7 @@ bench-sessions: $(ENV)
 	$(BIN)/python -m benchmarks.sessions
 
 image:
-	image/build
+	image/build $(if $(filter file,$(origin ARCH)),,--arch $(ARCH))
 
 ARCH ?= amd64
 TREES := build/tree
@@ -202,6 +202,7 @@ tree-twice: tree
 
 tree-image: tree
 	podman build --quiet --platform linux/$(ARCH) --build-arg ARCH=$(ARCH) \
+		--label "org.opencontainers.image.revision=$$(sed -n s/^revision=//p $(TREES)/$(ARCH)/share/execd/origin)" \
 		--tag localhost/execd-tree$(if $(filter-out amd64,$(ARCH)),:$(ARCH)) --file image/tree/Dockerfile $(TREES)
 
 ROOTS ?=

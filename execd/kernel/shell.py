@@ -167,6 +167,7 @@ class Shell(InteractiveShell):
         except ValueError:
             super().showtraceback(exc_tuple, *args, **kwargs)
             return
+        tracebacks.cut_ring(value)
         if isinstance(value, SystemExit):
             # No traceback: ``run`` reports the exit code. IPython's next line warns users of a
             # terminal how to exit; the filter drops this warning.

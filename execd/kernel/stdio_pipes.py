@@ -45,7 +45,7 @@ class Streams:
     pipe's end."""
 
     def __init__(self) -> None:
-        sys.stdin = io.TextIOWrapper(
+        self._own_stdin = sys.stdin = io.TextIOWrapper(
             io.BufferedReader(io.FileIO(0, "r", closefd=False)), encoding="utf-8"
         )
         self._own: dict[int, io.TextIOWrapper] = {}
@@ -84,6 +84,9 @@ class Streams:
         Raises DescriptorLost if user code has taken the private copies too.
         """
         notes = []
+        if not hasattr(sys, "stdin"):  # IPython 8 reads its encoding
+            notes.append("sys.stdin was deleted, and is the session's own stream again")
+            sys.stdin = self._own_stdin
         for number, (name, twin) in _NAMES.items():
             own = self._own[number]
             if not _is_usable(getattr(sys, name, None), own):

@@ -44,6 +44,19 @@ def shorten(value: BaseException) -> int:
     return omitted
 
 
+def cut_ring(value: BaseException) -> None:
+    """Cut a ring of contexts at the end of the chain that begins with ``value``. While an exception
+    of a ring is handled, each further exception is an endless loop in early releases of Python 3.9
+    and 3.10 (bpo-25782), which no signal ends."""
+    seen = set()
+    current: BaseException | None = value
+    while current is not None:
+        seen.add(id(current))
+        if id(current.__context__) in seen:
+            current.__context__ = None
+        current = current.__context__
+
+
 def _select_user_frames(traces: list[TracebackType]) -> list[TracebackType]:
     own = [os.path.dirname(trace.tb_frame.f_code.co_filename) == OWN_FOLDER for trace in traces]
     if not any(own):

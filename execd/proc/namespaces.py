@@ -90,6 +90,18 @@ def _plan() -> tuple[str, int, Mapping[str, str]]:
     )
 
 
+def _pinned(tree: str, uid: int) -> list[str]:
+    try:
+        return own_tree.movable_parents(tree, uid)
+    except OSError as error:  # somebody has moved the tree
+        raise _failure_of("pin", error) from error
+
+
+def _failure_of(step: str, error: OSError, pid: int | None = None) -> spawn.StepFailed:
+    number = error.errno or errno.EIO
+    return spawn.StepFailed(step, number, pid, error.filename, error.strerror)
+
+
 def start(end: socket.socket, view: View, policy: str, module: str) -> Started:
     """Start a warden with ``end`` as its socket.
 
@@ -120,7 +132,7 @@ def start(end: socket.socket, view: View, policy: str, module: str) -> Started:
                 unshare_mounts=True,
                 # Who may change the tree changes what the daemon and the next warden run, outside
                 # the walls.
-                pinned=() if tree is None else own_tree.movable_parents(tree, uid),
+                pinned=() if tree is None else _pinned(tree, uid),
                 read_only=() if tree is None else (tree,),
                 covers=[view.state_dir, *filter(os.path.isdir, (GVISOR_DIR,))],
                 cover_dirs=[view.bin_dir],
@@ -139,9 +151,7 @@ def start(end: socket.socket, view: View, policy: str, module: str) -> Started:
         try:
             own_tree.check(tree)
         except OSError as error:
-            raise spawn.StepFailed(
-                "tree", error.errno or errno.EIO, failed_pid, error.filename, error.strerror
-            ) from error
+            raise _failure_of("tree", error, failed_pid) from error
     # Before the warden exists. In gVisor 20240729 a later call skips descendants that are already
     # subreapers, as a warden is: orphans of a dead warden would go to PID 1 and outlive the sweep.
     spawn.set_subreaper()

@@ -247,10 +247,10 @@ class Scan:
         self.busy_seconds = 0.0
         found = pids()
         self.count: Final = len(found)
-        self.has_lost_some = False
-        """Processes of the last listing ended before the read. Their children, if any, are not in
-        this scan."""
-        self._remaining = map(read_process, found)
+        self.lost: set[int] = set()
+        """Processes of the last listing that ended before the read. Their children, if any, are not
+        in this scan."""
+        self._remaining = iter(found)
         self._n_new_listings = MAX_NEW_LISTINGS if heirs else 0
 
     def advance(self, budget_seconds: float) -> bool:
@@ -264,27 +264,28 @@ class Scan:
             n_read < LEAST_READS or time.monotonic() - begin <= budget_seconds
         ):
             try:
-                process = next(self._remaining)
+                pid = next(self._remaining)
             except StopIteration:
                 is_complete = not self._list_again()
                 continue
             n_read += 1
+            process = read_process(pid)
             if process is not None:
-                self.processes[process.pid] = process
+                self.processes[pid] = process
             if process is None or (process.is_dead and process.parent == os.getpid()):
-                self.has_lost_some = True
+                self.lost.add(pid)
         self.busy_seconds += time.thread_time() - begin_busy
         return is_complete
 
     def _list_again(self) -> bool:
         """List heirs of processes that ended before the read; return whether there is more to
         read."""
-        if not self.has_lost_some or self._n_new_listings == 0:
+        if not self.lost or self._n_new_listings == 0:
             return False
         self._n_new_listings -= 1
-        self.has_lost_some = False
+        self.lost.clear()
         found = [pid for pid in pids() if pid not in self.processes]
-        self._remaining = map(read_process, found)
+        self._remaining = iter(found)
         return bool(found)
 
     @property

@@ -79,6 +79,8 @@ SLOW_GROWTH_TASKS, FIRST_PIECE = 24, 4
 # The next piece is continued after this time even if tasks rise: neighbours may start programs all
 # the time.
 HELD_SECONDS = 0.25
+# Rounds of a native freeze without a namespace.
+BARE_ROUNDS = 2
 # If a scan takes longer than this while the number of tasks grows towards a limit, the bomb forks
 # faster than the warden reads, and everything is stopped.
 SCAN_PATIENCE_SECONDS = 0.1
@@ -141,9 +143,16 @@ class ForkBombs:
         return n_tasks - self._last_count > self._traits.burst_tasks
 
     def may_read(self, n_tasks: int) -> bool:
-        """Whether the warden will get enough CPU to read /proc."""
-        if self.held_back or self.is_burst(n_tasks):
+        """Whether the warden will get enough CPU to read /proc.
+
+        Natively a burst keeps the warden from reading only if a freeze may follow, which needs a
+        limit: otherwise foreign processes, which count without a namespace, could keep the warden
+        from all scans for ever.
+        """
+        if self.held_back:
             return False
+        if self.is_burst(n_tasks):
+            return not (self._traits.bombs_hold_calls or self._jobs.lowest_process_limit)
         return not (self._traits.bombs_hold_calls and self._is_rise(n_tasks))
 
     def record_count(self, n_tasks: int) -> None:
@@ -214,6 +223,8 @@ class ForkBombs:
         """
         end = time.monotonic() + self._traits.freeze_seconds
         before, n_quiet, n_rounds = -1, 0, 0
+        # Natively two rounds reach all groups, and foreign tasks may never stand still.
+        is_bounded = not (self._is_init or self._traits.bombs_hold_calls)
         # Beside a bomb a round may take half a second in gVisor. A quiet round shows that the
         # rounds win, so the rounds go on beyond ``end``.
         while n_quiet < self._traits.quiet_rounds and (n_quiet or time.monotonic() < end):
@@ -225,6 +236,8 @@ class ForkBombs:
             n_quiet = n_quiet + 1 if n_tasks <= before else 0
             n_rounds += 1
             self._last_count = before = n_tasks
+            if is_bounded and n_rounds == BARE_ROUNDS:
+                break
         if n_quiet == self._traits.quiet_rounds:
             return self._is_init
         is_unstoppable = before > self._n_explained + UNSTOPPABLE_TASKS

@@ -464,6 +464,7 @@ class Warden:
         if os.WIFSTOPPED(wait_status):
             self._traced_stops.resume(pid, os.WSTOPSIG(wait_status))
             return True
+        self._supervisor.record_reaped(pid)
         job = self._leaders.pop(pid, None)
         if job is not None:  # else an orphan, or a child that failed before its exec
             self._unannounced.pop(job.tag, None)

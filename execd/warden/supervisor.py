@@ -83,6 +83,8 @@ class Supervisor:
         """By tag: jobs with signals, or with a kill that asks for frequent scans."""
         self._unattributed: dict[tuple[int, int], int] = {}
         self._scan: process_tree.Scan | None = None
+        self._reaped: set[int] = set()
+        """Pids of children that the warden has reaped since the latest scan began."""
         self._schedule = Schedule(traits.count_seconds)
         self._meter = meter
         self._traits = traits
@@ -141,6 +143,11 @@ class Supervisor:
         self.jobs.activate(job)
         self.record_change()
         self.memory.begin_sampling(job.account)
+
+    def record_reaped(self, pid: int) -> None:
+        """Take note of a child that has ended: see ``_may_miss_members``."""
+        if self._scan is not None:
+            self._reaped.add(pid)
 
     def forget_unattributed(self) -> None:
         """Have the next scan attribute anew the processes that belong to no job."""
@@ -245,7 +252,9 @@ class Supervisor:
     def _begin_scan(self) -> None:
         self._has_changed = False
         self._meter.mark()
-        self._scan = process_tree.Scan(heirs=bool(self._attended_jobs))
+        self._reaped.clear()
+        has_kills = any(job.kills for job in self.jobs.values())
+        self._scan = process_tree.Scan(heirs=has_kills or bool(self._attended_jobs))
 
     def check_for_bombs(self) -> None:
         """Count tasks if a count is due. Freeze if the count looks like a bomb; begin a scan if a
@@ -511,7 +520,22 @@ class Supervisor:
         )
         # An orphan that has just been found without evidence may have ended while its environment
         # was read, and may have left a child.
-        return not scan.has_lost_some and self._unattributed.keys() <= unattributed_before.keys()
+        if self._may_miss_members(scan):
+            return False
+        return self._unattributed.keys() <= unattributed_before.keys()
+
+    def _may_miss_members(self, scan: process_tree.Scan) -> bool:
+        """Return whether processes that ended before the scan read them may have left children of a
+        tree that are not in the scan.
+
+        Without a PID namespace nearly all such processes are foreign, and begin and end all the
+        time. A process of a tree is a member's child, or the warden's when the member has ended. So
+        if the warden has not seen the end, a living member has, and the scan shows this member. A
+        child that was left is the warden's from then on, and the next scan notices its end.
+        """
+        if self._is_init:
+            return bool(scan.lost)
+        return any(pid in self._reaped or pid in scan.processes for pid in scan.lost)
 
     def _enforce_cpu_limit(self, job: Job, members: list[process_tree.Process]) -> None:
         over = job.find_over_cpu_limit(members)

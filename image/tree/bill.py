@@ -29,7 +29,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BILL = "share/execd/sbom.cdx.json"
-OF_EXECD = ("bin/python", "lib/python3.13/sitecustomize.py", "app/__main__.py", "sha256sums")
+OF_EXECD = (
+    "bin/python",
+    "lib/python3.13/sitecustomize.py",
+    "app/__main__.py",
+    "sha256sums",
+    "share/execd/origin",
+)
 LAUNCHERS = ("bin/python3", "bin/execd")
 STATIC = ("libc6-dev", "libzstd-dev")
 """In the launchers, and in the program of the single file."""

@@ -220,12 +220,15 @@ static int is_trusted_file(const char *tree, const char *name) {
   return !lstat(path, &info) && S_ISREG(info.st_mode) && is_trusted(&info);
 }
 
-/* Whether the mark in `tree` names this archive. */
+/* Whether the mark in `tree` names this archive, and nobody else has made it. Its mode says nothing:
+ * Kubernetes lets a pod's fsGroup write. */
 static int has_mark(const char *tree) {
   char path[BELOW_BYTES], id[sizeof trailer.id + 1];
+  struct stat info;
   snprintf(path, sizeof path, "%s/.complete", tree);
   int mark = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-  ssize_t length = mark < 0 ? -1 : read(mark, id, sizeof id);
+  int is_own = mark >= 0 && !fstat(mark, &info) && (info.st_uid == geteuid() || !info.st_uid);
+  ssize_t length = is_own ? read(mark, id, sizeof id) : -1;
   if (mark >= 0)
     close(mark);
   return length == sizeof trailer.id && !memcmp(id, trailer.id, sizeof trailer.id);
@@ -398,7 +401,7 @@ static int unpack_to(const char *path) {
   errno = 0;
   snprintf(mark_path, sizeof mark_path, "%s/.complete", path);
   if (!access(mark_path, F_OK))
-    return fail(path, "holds another execd: empty the directory first");
+    return fail(path, "holds another execd, or another user's: empty the directory first");
   errno = 0;
   if (!is_empty_or_part(path))
     return fail(path, "is no empty directory");

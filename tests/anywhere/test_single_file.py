@@ -209,6 +209,11 @@ def test_unpack_fills_an_empty_directory_and_no_other(run: Run, tmp_path: Path) 
     name_another_archive(target / ".complete")
     done = run("--unpack", str(target))
     assert (done.returncode, "holds another execd" in done.stderr) == (1, True)
+    name_another_archive(target / ".complete")  # back
+    assert run("--unpack", str(target)).returncode == 0
+    give_away(target / ".complete")
+    done = run("--unpack", str(target))
+    assert (done.returncode, "another user's" in done.stderr) == (1, True)
     (target / ".complete").unlink()
     done = run("--unpack", str(target))
     assert (done.returncode, "is no empty directory" in done.stderr) == (1, True)

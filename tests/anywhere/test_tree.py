@@ -15,6 +15,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 from tests.anywhere.conftest import REPOSITORY, TREE
 
 MACHINE_BYTES = slice(18, 20)  # e_machine in the header of ELF
+MACHINES = {"amd64": 62, "arm64": 183}
 OLDEST_OF_GLIBC = {"2.2.5", "2.17"}  # of x86-64 and of arm64
 COMMON_LICENSE = re.compile(r"/usr/(share/common-licenses/[A-Za-z0-9.-]*[A-Za-z0-9])")
 
@@ -107,6 +108,17 @@ def test_all_programs_and_libraries_of_the_tree_are_for_one_machine(tree: Path) 
     machines = [head[MACHINE_BYTES] for head in heads if head.startswith(b"\x7fELF")]
     assert len(machines) > 60
     assert len(set(machines)) == 1
+
+
+def test_tree_names_its_architecture_and_its_commit(tree: Path) -> None:
+    lines = (tree / "share/execd/origin").read_text().splitlines()
+    (_, architecture), (_, revision) = (line.split("=") for line in lines)
+    machine = (tree / "bin/python3").read_bytes()[MACHINE_BYTES]
+    assert int.from_bytes(machine, "little") == MACHINES[architecture]
+    # Empty: the tree was built of a work tree with changes.
+    assert not revision or subprocess.run(
+        ["git", "-C", REPOSITORY, "cat-file", "-e", revision], check=True
+    )
 
 
 def test_the_library_for_an_images_python_needs_no_new_glibc(tree: Path) -> None:

@@ -140,7 +140,7 @@ CELLS: dict[str, dict[str, HostileCell]] = {
         "without a limit, counted": unsure(
             "import sys; sys.setrecursionlimit(50_000)\ndef f(n): return f(n + 1)\nf(0)"
         ),
-        "a limit of almost nothing": unsure(
+        "a limit of almost nothing": breaks(
             "import sys\n"
             "for n in range(1, 200):\n"
             "    try: sys.setrecursionlimit(n); break\n"
@@ -321,7 +321,7 @@ CELLS: dict[str, dict[str, HostileCell]] = {
             "import ctypes\n"
             "for _ in range(1_000_000): ctypes.pythonapi.Py_DecRef(ctypes.py_object(None))"
         ),
-        "an integer of another value": unsure(
+        "an integer of another value": breaks(
             "import ctypes, sys; ctypes.memmove(id(7) + sys.getsizeof(0), "
             "id(8) + sys.getsizeof(0), 4)"
         ),

@@ -146,6 +146,13 @@ def test_spoiled_stderr_costs_no_state(worker: WorkerProcess, code: str) -> None
     assert worker.run("x").text == "1"
 
 
+def test_deleted_stdin_comes_back_with_a_note(worker: WorkerProcess) -> None:
+    worker.run("import sys\ndel sys.stdin")
+    cell = worker.run("sys.stdin.read()")
+    assert cell.text == "''"
+    assert "sys.stdin was deleted" in cell.stderr
+
+
 def test_programs_write_where_the_replacement_does(worker: WorkerProcess) -> None:
     worker.run("import io, sys\nsys.stdout = kept = io.StringIO()")
     assert worker.run("!echo program").stdout == ""

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from execd import own_tree
 from execd.kernel import process_name
 from execd.proc import namespaces, self_process, spawn
 from execd.proc.root_capabilities import CAPABILITY_NAMES, ROOT_CAPABILITIES
@@ -105,6 +106,22 @@ def test_inside_there_are_only_the_wardens_processes_and_of_the_state_dir_only_t
     assert lines[:3] == ["bin", "python", "/usr/bin/env"]
     assert process_name.WARDEN in found["text"]
     assert int(lines[-1].split()[-1]) <= 6
+
+
+@pytest.mark.parametrize(
+    ("policy", "step"), [("require", "pin"), ("auto", "tree"), ("off", "tree")]
+)
+def test_tree_that_somebody_has_moved_fails_a_step_with_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, step: str
+) -> None:
+    tree = str(tmp_path / "gone/tree")
+    monkeypatch.setattr(own_tree, "root", lambda: tree)
+    ours, theirs = socket.socketpair()
+    view = namespaces.View("/", "/", {}, uid=os.getuid())
+    with ours, theirs, pytest.raises(spawn.StepFailed, match="No such file") as failed:
+        namespaces.start(theirs, view, policy, "execd.warden.main")
+    assert failed.value.step == step
+    assert str(failed.value.filename).startswith(str(tmp_path / "gone"))
 
 
 @pytest.mark.parametrize("policy", ["auto", "off"])

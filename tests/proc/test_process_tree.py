@@ -129,6 +129,19 @@ def test_a_scan_shows_this_process_and_its_children_with_their_parents() -> None
         child.kill()
 
 
+def test_a_scan_tells_which_processes_ended_before_the_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    listed = process_tree.pids()
+    monkeypatch.setattr(process_tree, "pids", lambda: [*listed, ended.pid])
+    scan = process_tree.Scan()
+    assert scan.advance(10.0)
+    assert ended.pid in scan.lost
+    assert os.getpid() not in scan.lost
+
+
 @pytest.mark.linux_only("CPU time has steps of 10 ms in gVisor")
 def test_a_scan_in_slices_finds_the_same_as_one_in_one_piece() -> None:
     scan, slices = process_tree.Scan(), 1

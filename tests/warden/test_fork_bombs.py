@@ -101,6 +101,12 @@ def test_a_burst_forbids_to_read_and_is_a_bomb_early_only_in_gvisor() -> None:
     assert bombs(traits=GVISOR).may_read(RISING_TASKS)
 
 
+def test_without_a_limit_of_processes_no_burst_forbids_to_read_natively() -> None:
+    """No freeze would follow, and foreign processes may begin all the time."""
+    assert bombs(job(limit=0)).may_read(LINUX.burst_tasks + 1)
+    assert not bombs(job(limit=0), traits=GVISOR).may_read(GVISOR.burst_tasks + 1)
+
+
 def test_a_scan_that_takes_long_beside_half_a_limit_more_is_outrun() -> None:
     found = bombs()
     found.record_scan([], LIMIT)
@@ -181,6 +187,15 @@ def test_without_a_namespace_nothing_is_taken_to_stand_still(sent: list[tuple[in
     groups = ForkBombs(table(job()), LINUX, is_init=False)
     assert not groups.freeze(lambda: 5)
     assert {pid for pid, _ in sent} == {-SHELL}
+
+
+def test_a_native_freeze_without_a_namespace_ends_beside_foreign_tasks_that_begin(
+    sent: list[tuple[int, int]],
+) -> None:
+    groups = ForkBombs(table(job()), LINUX, is_init=False)
+    counts = itertools.count()
+    assert not groups.freeze(lambda: next(counts))
+    assert sent == [(-SHELL, 19)] * fork_bombs.BARE_ROUNDS
 
 
 def test_a_freeze_outside_of_a_namespace_is_refused(sent: list[tuple[int, int]]) -> None:

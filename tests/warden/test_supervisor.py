@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from execd.proc import kernel_traits, process_tree
-from execd.proc.messages import LimitReached, Spawn
+from execd.proc.messages import CellKilled, LimitReached, Spawn
 from execd.proc.program_block import pack
 from execd.proc.task_meter import TaskMeter
 from execd.warden import supervisor as supervisor_module
@@ -205,6 +205,32 @@ def test_the_end_of_a_grace_is_due_while_tasks_rise_too(supervisor: Supervisor) 
     supervisor._is_reading_unsafe = True
     supervisor._schedule.next_count = math.inf
     assert supervisor.next_due == found.kill.kill_at
+
+
+@pytest.mark.parametrize("is_reaped", [False, True])
+def test_a_kill_waits_for_no_foreign_process_that_ended_before_the_read(
+    supervisor: Supervisor,
+    channel: FakeChannel,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_reaped: bool,
+) -> None:
+    """Each scan loses a process, as beside neighbours that begin and end all the time. A child of
+    the warden may have left a child of its own."""
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    pids = process_tree.pids
+    monkeypatch.setattr(process_tree, "pids", lambda: [*pids(), ended.pid])
+    [found] = supervisor.jobs.values()
+    supervisor.kill(found, 0.0, mark=0)
+    for _ in range(5):
+        supervisor._begin_scan()
+        if is_reaped:
+            supervisor.record_reaped(ended.pid)
+        scan = supervisor._scan
+        while supervisor._scan is scan:
+            supervisor.work(time.monotonic())
+    assert (channel.sent == [CellKilled(1, 0, 0, [])]) is not is_reaped
 
 
 def test_without_programs_a_refused_fork_freezes_nothing(

@@ -101,6 +101,11 @@ def test_url_is_the_way_from_this_machine_to_the_container(
         (["--podman=x", "--docker=y", "--execd-file", __file__], "name one container"),
         (["--podman=x", "--execd-image=i", "--execd-file", __file__], "are for pods"),
         (["--execd-image=i", "--", "--token=x"], "flags of execd are for --podman"),
+        (
+            ["--podman=x", "--execd-file", __file__, "--", "--port=1"],
+            "--port: say it before the --",
+        ),
+        (["--docker=x", "--execd-file", __file__, "--", "--port", "1"], "say it before the --"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: list[str], message: str) -> None:

@@ -62,6 +62,8 @@ def inject(
         raise click.UsageError("--execd-image, --container and --image-volume are for pods")
     if flags and not named:
         raise click.UsageError("flags of execd are for --podman and --docker")
+    if any(flag.partition("=")[0] == "--port" for flag in flags):
+        raise click.UsageError("--port: say it before the --, since execctl has to know the port")
     if named:
         [(engine, name)] = named.items()
         assert execd_file
