@@ -14,6 +14,7 @@ from execd.api.v1 import (
     executions,
     file_operations,
     files,
+    reset,
     restored,
     sessions,
     watch,
@@ -34,7 +35,7 @@ def routes() -> tuple[Route, ...]:
     modules = (
         *(probes, viewer, handlers),
         *(executions, execution_control, attach, sessions),
-        *(files, file_operations, archives, watch, restored),
+        *(files, file_operations, archives, watch, restored, reset),
     )
     return tuple(route for module in modules for route in module.ROUTES)
 

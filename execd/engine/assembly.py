@@ -12,12 +12,14 @@ import logging
 import os
 import resource
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from execd import own_tree
 from execd.allocator import MemoryReturn
+from execd.engine import surroundings
 from execd.engine.disk.disk_guard import DiskGuard
 from execd.engine.disk.volume import Volume, Volumes
+from execd.engine.episodes import Episodes
 from execd.engine.executions.command import parse_identity
 from execd.engine.executions.context import EngineContext
 from execd.engine.executions.default_shell import DefaultShell
@@ -45,6 +47,7 @@ from execd.engine.sessions.manager import Sessions
 from execd.engine.spec_environment import SpecEnvironment
 from execd.engine.store.journal import MemoryRecovered
 from execd.engine.store.state_dir import StateDir
+from execd.errors import NotFound
 from execd.files.archive.tree import UnpackingLimits
 from execd.files.paths import sandboxd_readings
 from execd.files.root import Root
@@ -91,6 +94,13 @@ class ShutdownClock:
         return max(0.0, self.ends_at(WHOLE_SHARE) - asyncio.get_running_loop().time())
 
 
+class NoCheckpoints:
+    def get(self, id: str) -> Any:
+        raise NotFound(f"there is no checkpoint {id!r}")
+
+    restore = verify = get
+
+
 class CannotStart(Exception):
     """No warden can be started. ``step`` is the step of the start that failed (spawn.STEP_NAMES),
     or "warden"; ``path`` is the path it failed at, if there is one."""
@@ -132,7 +142,7 @@ class Parts(EngineContext):
         ends.callback(self.reaper.close)
         self.pod_memory = _find_pod_memory(config)
         self.warden = WardenClient(
-            self.store.folder.view,
+            lambda: self.store.folder.view()._replace(base_dir=config.base_dir),
             self.reaper,
             module=WARDEN_MODULE,
             policy=config.namespaces,
@@ -146,6 +156,9 @@ class Parts(EngineContext):
         self.restores = Restores(
             lambda: self.registry.has_live, clocks, SpecEnvironment(config).changes
         )
+        assert self.store.journal.state.episode is not None, "the state dir begins an episode"
+        self.episodes = Episodes(self.store.journal.state.episode)
+        self.checkpoints: Any = NoCheckpoints()
         self.held_pipes = HeldPipes(
             resource.getrlimit(resource.RLIMIT_NOFILE)[0], on_growth=self.housekeeper.plan_soon
         )
@@ -271,7 +284,13 @@ class Parts(EngineContext):
         Raises ExecdError (the base dir cannot be used), CannotStart.
         """
         await self.ensure_base_dir()
-        await _start_warden(self.warden, meanwhile)
+        looking = asyncio.ensure_future(
+            asyncio.to_thread(surroundings.look)
+        )  # no user code runs yet
+        try:
+            await _start_warden(self.warden, meanwhile)
+        finally:
+            self.surroundings = await looking
         ends.push_async_callback(lambda: self.warden.close(self.shutdown.seconds_left()))
         ends.push_async_callback(self.direct_exec.close)
         await self.direct_exec.start()

@@ -35,7 +35,7 @@ class ReadyReply(msgspec.Struct, frozen=True, kw_only=True):
 
     status: Literal["ok", "unavailable"]
     """`unavailable`: no command would run; `cause` says why. The HTTP status is 503 then."""
-    cause: Literal["draining", "warden", "shell"] | UnsetType = UNSET
+    cause: Literal["draining", "reset", "warden", "shell"] | UnsetType = UNSET
     """`draining`: the daemon is about to end. `warden`: the daemon restarts its warden. `shell`:
     `/bin/sh` is missing, or cannot be executed. Absent: commands run."""
     sessions_refused: str | UnsetType = UNSET
