@@ -24,10 +24,7 @@ from execd.errors import Conflict, InvalidArgument, NotFound, Unavailable
 from execd.files.checkpoints.crew import Crew
 
 # Exported to the api, which must not import from the layer ``files``.
-from execd.files.checkpoints.entries import Change as Change
-from execd.files.checkpoints.entries import Checkpoint as Checkpoint
 from execd.files.checkpoints.entries import CheckpointRoot as CheckpointRoot
-from execd.files.checkpoints.entries import Entry as Entry
 from execd.files.checkpoints.operations import How as How
 from execd.files.checkpoints.operations import Operations, Request
 from execd.files.checkpoints.operations import Restored as Restored
@@ -39,6 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from execd.engine.store.state_dir import StateDir
+    from execd.files.checkpoints.entries import Change as Change
+    from execd.files.checkpoints.entries import Checkpoint as Checkpoint
+    from execd.files.checkpoints.entries import Entry as Entry
     from execd.files.checkpoints.entries import StoredCheckpoint
     from execd.files.root import Root
     from execd.proc.spawn import Identity
@@ -188,9 +188,15 @@ class Checkpoints:
         ]
 
     async def restore(self, checkpoint_id: str, how: How = "auto") -> Restored:
-        """Make the roots as they were. What cannot be restored is in the result. Raises
-        NotFound.""" self.get(checkpoint_id) return await self._run( lambda stop:
-        self._operations.restore(self._stored(checkpoint_id), how, stop), stops=False, )
+        """Make the roots as they were. What cannot be restored is in the result.
+
+        Raises NotFound.
+        """
+        self.get(checkpoint_id)
+        return await self._run(
+            lambda stop: self._operations.restore(self._stored(checkpoint_id), how, stop),
+            stops=False,
+        )
 
     async def verify(self, checkpoint_id: str, how: How = "auto") -> Verified:
         """Compare roots and watched directories with the checkpoint. Raises NotFound."""
