@@ -55,6 +55,7 @@ from execd.api.wire.replies import (
 )
 from execd.api.wire.route import Access
 from execd.api.wire.targets import raw_path_of
+from execd.engine.engine import PREPARING
 from execd.engine.episodes import RESET_WORDS, EpisodeOver
 from execd.errors import ExecdError, Internal, Unavailable
 
@@ -222,6 +223,8 @@ async def _answer(
         if connection.is_half_closed and not connection.may_answer_half_closed(request):
             raise ConnectionResetError("the caller has left")
         guard.check(request.method, path, request.headers)
+        if not is_probe and request.app[ENGINE].is_preparing:
+            raise Unavailable(PREPARING)
         if is_inside:
             facts.episodes.enter(request.headers.get(EXPECT_EPISODE_HEADER))
         refuse_transfer_coding(request)

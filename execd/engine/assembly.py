@@ -8,11 +8,12 @@ step fails.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import resource
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from execd import own_tree
 from execd.allocator import MemoryReturn
@@ -47,7 +48,6 @@ from execd.engine.sessions.manager import Sessions
 from execd.engine.spec_environment import SpecEnvironment
 from execd.engine.store.journal import MemoryRecovered
 from execd.engine.store.state_dir import StateDir
-from execd.errors import NotFound
 from execd.files.archive.tree import UnpackingLimits
 from execd.files.paths import sandboxd_readings
 from execd.files.root import Root
@@ -61,11 +61,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from execd.config import Config
+    from execd.engine.checkpoints import Checkpoints
     from execd.engine.restores import Readings, Restore
     from execd.proc.pod_memory import PodMemory
 
 log = logging.getLogger(__name__)
 
+CHECKPOINTS = "checkpoints"
+"""The folder of the state dir (``files.checkpoints.shelf``)."""
 WARDEN_MODULE = "execd.warden.main"
 
 
@@ -94,13 +97,6 @@ class ShutdownClock:
         return max(0.0, self.ends_at(WHOLE_SHARE) - asyncio.get_running_loop().time())
 
 
-class NoCheckpoints:
-    def get(self, id: str) -> Any:
-        raise NotFound(f"there is no checkpoint {id!r}")
-
-    restore = verify = get
-
-
 class CannotStart(Exception):
     """No warden can be started. ``step`` is the step of the start that failed (spawn.STEP_NAMES),
     or "warden"; ``path`` is the path it failed at, if there is one."""
@@ -125,6 +121,7 @@ class Parts(EngineContext):
     ) -> None:
         """``clocks`` shows restores (``restores``). Raises StateDirError."""
         request_short_turns()
+        self._ends = ends
         self.config = config
         self.identity = parse_identity(config.run_as)
         tree = own_tree.root()
@@ -158,7 +155,6 @@ class Parts(EngineContext):
         )
         assert self.store.journal.state.episode is not None, "the state dir begins an episode"
         self.episodes = Episodes(self.store.journal.state.episode)
-        self.checkpoints: Any = NoCheckpoints()
         self.held_pipes = HeldPipes(
             resource.getrlimit(resource.RLIMIT_NOFILE)[0], on_growth=self.housekeeper.plan_soon
         )
@@ -211,6 +207,20 @@ class Parts(EngineContext):
         """The same files for sandboxd, which reads a path in its own way."""
         self.tree_files = self.files.with_root(Root.whole_tree(*places))
         """The same files with paths as user code reads them."""
+
+    @functools.cached_property
+    def checkpoints(self) -> Checkpoints:
+        """Made, and the modules imported, at the first use."""
+        from execd.engine.checkpoints import Checkpoints
+
+        made = Checkpoints(
+            self.store,
+            Root.whole_tree(self.config.base_dir, self.store.folder.anchor),
+            self.identity,
+            self.config.checkpoint_bytes,
+        )
+        self._ends.callback(made.close)
+        return made
 
     def _is_uncovered(self) -> bool:
         """Whether user code can see the state dir. False also while there is no warden: the next
@@ -284,9 +294,10 @@ class Parts(EngineContext):
         Raises ExecdError (the base dir cannot be used), CannotStart.
         """
         await self.ensure_base_dir()
-        looking = asyncio.ensure_future(
-            asyncio.to_thread(surroundings.look)
-        )  # no user code runs yet
+        if self.store.folder.has(CHECKPOINTS) or self.config.checkpoint_at_start:
+            await self.checkpoints.load()
+        # Beside the start of the warden: no user code runs yet.
+        looking = asyncio.ensure_future(asyncio.to_thread(surroundings.look))
         try:
             await _start_warden(self.warden, meanwhile)
         finally:

@@ -142,7 +142,7 @@ class Entrypoint:
         self._child = None
 
     async def start_again(self) -> None:
-        """Start CMD anew after a reset, if CMD was ever started. Signals since ``let_go`` follow."""
+        """Start CMD anew after a reset. Signals since ``let_go`` follow."""
         if self._again is not None and not self.ended.done():
             await self._again()
 

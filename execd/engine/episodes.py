@@ -57,7 +57,7 @@ class Episodes:
             )
 
     def enter(self, expected: str | None) -> None:
-        """Put the calling task inside. Raises EpisodeOver, Unavailable while a reset is under way."""
+        """Put the calling task inside. Raises EpisodeOver, Unavailable during a reset."""
         self.check(expected)
         if self.is_closed:
             raise Unavailable(RESET_WORDS, retry_after_seconds=1)

@@ -197,7 +197,7 @@ class Resets:
             ended={
                 "executions": len(parts.registry.live),
                 "sessions": len(parts.sessions),
-                "shells": self._shells.count(),
+                "shells": self._shells.count_all(),
                 "processes": n_processes,
             },
             warden=surroundings.identity(warden),

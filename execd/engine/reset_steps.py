@@ -37,7 +37,7 @@ END_SECONDS, REPLY_SECONDS, LEAVE_SECONDS = 3.0, 0.25, 5.0
 class Shells(NamedTuple):
     """Bash sessions and named terminals."""
 
-    count: Callable[[], int]
+    count_all: Callable[[], int]
     end_all: Callable[[float], Awaitable[bool]]
     """Returns whether all have ended within these seconds."""
 
@@ -46,8 +46,8 @@ class ResetRun:
     """One reset under way."""
 
     def __init__(self, begun: ResetBegun, checkpoint: Checkpoint | None, *, is_late: bool) -> None:
-        """``is_late``: a former daemon began the reset. Without a checkpoint the step RESTORE fails,
-        and says why."""
+        """``is_late``: a former daemon began the reset. Without a checkpoint the step RESTORE
+        fails, and says why."""
         self.begun = begun
         self.checkpoint = checkpoint
         self.is_late = is_late
@@ -179,8 +179,8 @@ class ResetSteps:
             run.differences.add("warden", f"no warden could be started yet: {error}")
 
     async def _verify(self, run: ResetRun) -> None:
-        for difference in await asyncio.to_thread(self._compare, run):
-            run.differences.append(difference)
+        for trace in await asyncio.to_thread(self._compare, run):
+            run.differences.append(trace)
         found = await self._parts.checkpoints.verify(run.begun.checkpoint, run.begun.verify)
         run.verified_by = found.verified_by
         reasons = {trouble.path: trouble.message for trouble in run.troubles}

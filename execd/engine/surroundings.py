@@ -1,7 +1,7 @@
-"""What no reset may find changed beside files: processes, and what user code leaves in the kernel.
+"""What a reset compares beside files: processes, and what user code leaves in the kernel.
 
-``look`` runs before any user code. After user code has ended, ``wait_gone`` finds the processes that
-live, and ``compare`` finds the traces.
+``look`` runs before any user code. After user code has ended, ``wait_gone`` finds the processes
+that live, and ``compare`` finds the traces.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from execd.engine.executions.environment import MARKER
 from execd.engine.reset_outcome import ResetDifference
 from execd.proc import kernel_traces, process_tree, self_process
-from execd.proc.kernel_traces import KernelTraces
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
+
+    from execd.proc.kernel_traces import KernelTraces
 
 SCAN_SECONDS = 2.0
 # The kernel may take a moment to end the processes of a namespace, and the warden of a dead daemon
