@@ -53,6 +53,7 @@ from execd.files.paths import sandboxd_readings
 from execd.files.root import Root
 from execd.proc import pod_memory
 from execd.proc.client import WardenClient
+from execd.proc.namespaces import SHM
 from execd.proc.reaper import Reaper
 from execd.proc.spawn import StepFailed, request_short_turns
 
@@ -302,6 +303,10 @@ class Parts(EngineContext):
             await _start_warden(self.warden, meanwhile)
         finally:
             self.surroundings = await looking
+        assert self.warden.started is not None, "a warden was started"
+        if self.warden.started.has_own_shm:
+            for files in (self.files, self.sandboxd_files, self.tree_files):
+                files.hide(SHM)
         ends.push_async_callback(lambda: self.warden.close(self.shutdown.seconds_left()))
         ends.push_async_callback(self.direct_exec.close)
         await self.direct_exec.start()

@@ -83,8 +83,12 @@ class Surroundings(NamedTuple):
             for name in sorted(now.objects ^ before.objects):
                 message = f"{name}: {_since(name in now.objects)}"
                 yield ResetDifference(kind="object", message=message)
-            for words in sorted(now.unread):
-                yield ResetDifference(kind="object", message=words)
+            queues = frozenset[str]() if now.has_queues else kernel_traces.list_hidden_queues()
+            if queues is None:
+                message = "POSIX queues cannot be listed: mount /dev/mqueue into the container"
+                yield ResetDifference(kind="object", message=message)
+            for name in sorted(queues or ()):
+                yield ResetDifference(kind="object", message=f"POSIX queue /{name}")
         if not has_own_shm:
             for name in sorted(now.shm ^ before.shm):
                 path, message = f"{kernel_traces.SHM}/{name}", _since(name in now.shm)

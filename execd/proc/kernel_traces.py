@@ -14,10 +14,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import socket
 import stat
+import sys
 from typing import TYPE_CHECKING, NamedTuple
 
-from execd.proc import process_tree
+from execd.proc import namespaces, process_tree, spawn
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -28,6 +30,7 @@ ACCEPTS, DATAGRAM = 0x10000, 2  # of unix sockets
 OBJECTS = {"shm": "shared memory segment", "msg": "message queue", "sem": "semaphore set"}
 # Linux's SHM_INFO, MSG_INFO and SEM_INFO, and the place of the number of objects in the answer.
 COUNTS = {"shm": (14, 0), "msg": (12, 0), "sem": (19, 7)}
+_LIST = f"import os; os.write(3, b'\\0'.join(os.listdir(b'{SHM}')))"
 NAMESPACES = ("ipc", "net", "mnt")
 WARDEN_NAME = "xd0"
 """See ``kernel.process_name``: every process of a living daemon's user code descends from one."""
@@ -54,8 +57,8 @@ class KernelTraces(NamedTuple):
     """System V objects and POSIX queues, in words."""
     shm: frozenset[str]
     """Names in /dev/shm."""
-    unread: frozenset[str]
-    """What this kernel, or this container, cannot list, in words."""
+    has_queues: bool
+    """False: /dev/mqueue is not mounted, and ``objects`` has no POSIX queues."""
 
 
 def place() -> str:
@@ -72,18 +75,45 @@ def place() -> str:
 def read() -> KernelTraces:
     """Blocking."""
     objects: set[str] = set()
-    unread: set[str] = set()
     for kind, words in OBJECTS.items():
         objects.update(_system_v(kind, words))
-    if os.path.ismount(QUEUES):
+    has_queues = os.path.ismount(QUEUES)
+    if has_queues:
         objects.update(f"POSIX queue /{name}" for name in _names(QUEUES))
-    else:
-        unread.add("POSIX queues cannot be listed: /dev/mqueue is not mounted")
     with open("/proc/self/mountinfo", errors="backslashreplace") as file:
         mounts = frozenset(file.read().splitlines())
-    return KernelTraces(
-        frozenset(_sockets()), mounts, frozenset(objects), _names(SHM), frozenset(unread)
-    )
+    return KernelTraces(frozenset(_sockets()), mounts, frozenset(objects), _names(SHM), has_queues)
+
+
+def list_hidden_queues() -> frozenset[str] | None:
+    """Return the names of the POSIX queues where /dev/mqueue is not mounted: a child lists them in
+    a mount namespace of its own. None: this daemon may not mount. Blocking."""
+    flags, maps = namespaces.plan()[1:]
+    ours, theirs = socket.socketpair()
+    pid: int | None
+    with ours, theirs:
+        try:
+            pid = spawn.clone(
+                argv=[sys.executable, "-I", "-S", "-c", _LIST],
+                env={"LANG": "C.UTF-8"},
+                socket=theirs.fileno(),
+                clone_flags=flags & spawn.CLONE_NEWUSER,
+                id_maps=maps if flags & spawn.CLONE_NEWUSER else {},
+                unshare_mounts=True,
+                mounts=[("mqueue", SHM, "")],
+            )
+        except spawn.StepFailed as error:
+            pid, listed = error.pid, None
+        else:
+            theirs.close()
+            with ours.makefile("rb") as file:
+                listed = file.read()
+    if pid is not None:
+        with contextlib.suppress(ChildProcessError):  # PID 1 has reaped the child already
+            os.waitpid(pid, 0)
+    if listed is None:
+        return None
+    return frozenset(filter(None, listed.decode("utf-8", "backslashreplace").split("\0")))
 
 
 def _names(directory: str) -> frozenset[str]:
@@ -149,16 +179,14 @@ def without_foreign(
     """Leave out the sockets of other users, and those that a process outside of user code holds. A
     sidecar shares the network, and hides its processes. ``living``: the processes of user code
     that live. Blocking."""
-    wanted = {socket.inode for socket in sockets}
+    wanted = {one.inode for one in sockets}
     foreign: set[int] = set()
     for pid in (os.getpid(), *process_tree.pids()):
         if wanted <= foreign:
             break
         if pid not in living:
             foreign.update(wanted & _inodes_of(pid))
-    return sorted(
-        socket for socket in sockets if socket.inode not in foreign and socket.uid == user_uid
-    )
+    return sorted(one for one in sockets if one.inode not in foreign and one.uid == user_uid)
 
 
 def _inodes_of(pid: int) -> set[int]:

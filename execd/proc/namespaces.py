@@ -84,7 +84,7 @@ class Started(NamedTuple):
     reaped."""
 
 
-def _plan() -> tuple[str, int, Mapping[str, str]]:
+def plan() -> tuple[str, int, Mapping[str, str]]:
     """Return the shape, the flags of clone(2) and the id maps for this daemon's rights."""
     if os.geteuid() != 0:
         maps = {
@@ -137,7 +137,7 @@ def start(end: socket.socket, view: View, policy: str, module: str) -> Started:
     clone = partial(spawn.clone, argv=argv, env=env, socket=end.fileno())
     refusal, failed_pid = "switched off", None
     if policy != "off":
-        shape, flags, maps = _plan()
+        shape, flags, maps = plan()
         mounts = _own_mounts(view, tree)
         try:
             pid = clone(

@@ -139,6 +139,10 @@ class Files:
         )
         self._threads = FileThreads(identity)
 
+    def hide(self, path: str) -> None:
+        """Refuse the directory below this root: user code has another view of it."""
+        self._root.own_dirs += (path,)
+
     def end_watch_streams(self) -> None:
         """End the news of all watches, those of views too: the daemon ends."""
         self._watches.end_streams()
