@@ -103,6 +103,8 @@ class Checkpoints:
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._own_thread is not None:
             self._own_thread.shutdown(wait=False)
+        if self._opened_shelf is not None:
+            self._opened_shelf.close()
 
     # Operations.
 
