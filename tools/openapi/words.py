@@ -44,6 +44,11 @@ TAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ("/v1/files", "/v1/fs/", "/v1/archive", "/v1/watch"),
     ),
     (
+        "checkpoints",
+        "Keep the files of directories, compare, restore.",
+        ("/v1/checkpoints",),
+    ),
+    (
         "sandbox",
         "What this sandbox is, can do and has done.",
         ("/v1/metadata", "/v1/capabilities", "/v1/stats", "/v1/restored", "/metrics"),
@@ -90,7 +95,7 @@ SOCKET_SECURITY_SCHEMES: dict[str, dict[str, Any]] = {
 """Further ways to give the token on a WebSocket."""
 
 PATH_PARAMETERS = {
-    "id": "The name of the execution or session.",
+    "id": "The name of the execution, session or checkpoint.",
     "path": "A path below the base dir, with slashes as they are; all other bytes may be "
     "percent-encoded. A path below the base dir may also be absolute.",
 }
