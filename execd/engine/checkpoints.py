@@ -73,6 +73,7 @@ class Checkpoints:
             else ThreadPoolExecutor(1, thread_name_prefix="checkpoint-shelf")
         )
         self._opened_shelf: Shelf | None = None
+        self._is_closed = False
         self._used_bytes = 0
         """Taken of the state dir's budget."""
         crew = Crew(self._threads, N_HELPERS)
@@ -103,8 +104,14 @@ class Checkpoints:
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._own_thread is not None:
             self._own_thread.shutdown(wait=False)
+        self._is_closed = True
+        if not self._lock.locked():
+            self._close_shelf()
+
+    def _close_shelf(self) -> None:
         if self._opened_shelf is not None:
             self._opened_shelf.close()
+            self._opened_shelf = None
 
     # Operations.
 
@@ -261,6 +268,8 @@ class Checkpoints:
 
     def _release(self, future: asyncio.Future[T]) -> None:
         self._lock.release()
+        if self._is_closed:
+            self._close_shelf()
         if not future.cancelled():
             future.exception()  # of a caller that is gone
 

@@ -10,7 +10,6 @@ import pytest
 
 from execd.api.routes import routes
 from execd.api.wire.errors import V1_HTTP_STATUS
-from execd.api.wire.route import Access, Route
 from execd.engine.sessions.session_state import SessionState
 from execd.model import ExitReason
 from tools.openapi.document import document, errors_of, openapi_path
@@ -18,6 +17,8 @@ from tools.openapi.words import CODES, HEADERS, REPLY_HEADERS, TAGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from execd.api.wire.route import Route
 
 TABLE = routes()
 DOCUMENT = document(TABLE)
@@ -89,7 +90,7 @@ def test_operation_has_all_that_the_row_has(route: Route) -> None:
         assert {int(status) for status in found["responses"]} == statuses | (
             {200} if route.events else set()
         )
-    assert bool(found["security"]) == (route.access is Access.TOKEN)
+    assert bool(found["security"]) == route.needs_token
 
 
 @pytest.mark.parametrize("route", TABLE, ids=lambda route: route.name)
