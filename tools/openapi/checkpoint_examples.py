@@ -76,7 +76,6 @@ EXAMPLES = (
         parameters={"Idempotency-Key": "reset-1"},
         body={"checkpoint": "before-task"},
         reply=RESET,
-        reply_headers={"X-Execd-Episode": "a608ef9245f1-2"},
     ),
     Example(
         operation="reset_sandbox",

@@ -83,7 +83,9 @@ def test_operation_has_all_that_the_row_has(route: Route) -> None:
     parameters = Counter(parameter["in"] for parameter in found.get("parameters", ()))
     assert parameters["path"] == len(re.findall(r"\{", openapi_path(route)))
     assert parameters["query"] == (len(route.query.__struct_fields__) if route.query else 0)
-    assert parameters["header"] == len({*route.headers, "X-Request-ID"})
+    assert parameters["header"] == len(
+        {*route.headers, "X-Request-ID", *(["X-Execd-Expect-Episode"] * route.is_in_episode)}
+    )
     assert ("requestBody" in found) == bool(route.body)
     statuses = {V1_HTTP_STATUS[error.code] for error in errors_of(route)} | set(route.replies)
     if route.is_v1:
