@@ -65,8 +65,11 @@ class ResetDifference(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     message: str
     """What differs, in words."""
     path: str | None = None
+    """Where, if the difference has a path."""
     pid: int | None = None
+    """Of a process that lives, as the daemon sees the process."""
     port: int | None = None
+    """Of a listening socket."""
 
 
 class ResetDifferences(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,12 +78,14 @@ class ResetDifferences(msgspec.Struct, frozen=True, kw_only=True):
     items: list[ResetDifference]
     """At most 1,000."""
     total: int
+    """The number of all differences."""
 
 
 class EndedCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What lived when the reset began."""
 
     executions: int
+    """Commands and cells, those that waited included."""
     sessions: int
     """Sessions of Python, with and without an interpreter."""
     shells: int
@@ -93,15 +98,20 @@ class ResetFiles(msgspec.Struct, frozen=True, kw_only=True):
     """Files of the roots."""
 
     restored: int
+    """Made as before."""
     removed: int
+    """Created since the checkpoint."""
     unchanged: int
+    """As before already."""
 
 
 class StepDuration(msgspec.Struct, frozen=True, kw_only=True):
     """How long a step took."""
 
     name: ResetStep
+    """`end`, `halt`, `restore`, `forget`, `start`, `verify`, in this order."""
     duration_seconds: float
+    """Of this step alone."""
 
 
 class ResetScope(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +121,7 @@ class ResetScope(msgspec.Struct, frozen=True, kw_only=True):
     """`namespace`: the kernel ended the PID namespace of user code. `sweep`: there are no
     namespaces, and execd ended each process that it found."""
     checkpoint: str
+    """The id."""
     roots: list[str]
     """Directories whose files were compared."""
     watched: list[str]
@@ -127,10 +138,15 @@ class ResetReply(msgspec.Struct, frozen=True, kw_only=True):
     verified_by: str
     """How files were compared: `content` or `stat`; empty: they could not be."""
     ended: EndedCounts
+    """What lived when the reset began."""
     files: ResetFiles
+    """Files of the roots."""
     differences: ResetDifferences
+    """Everything that is not as before; empty if `clean`."""
     scope: ResetScope
+    """What `clean` speaks of."""
     steps: list[StepDuration]
+    """The steps of the reset, in their order."""
 
 
 class DifferenceList:
