@@ -50,6 +50,7 @@ LAYERS = {
     "files": Layer("errors model own_tree", "msgspec"),
     "files.archive": Layer("errors model files", "msgspec"),
     "files.watch": Layer("errors files", "msgspec"),
+    "files.checkpoints": Layer("errors model files", "msgspec"),
     "engine.store": Layer("errors model proc files", "msgspec"),
     "engine.output": Layer("errors model engine.store", "msgspec"),
     "engine.files": Layer("errors model proc files files.archive files.watch", "msgspec"),
@@ -63,6 +64,7 @@ LAYERS = {
     ),
     "engine": Layer(
         "errors model config own_tree allocator proc warden files files.archive files.watch"
+        " files.checkpoints"
         " engine.store engine.output engine.files engine.metrics engine.executions engine.disk"
         " engine.sessions",
         "msgspec",
@@ -120,7 +122,8 @@ PURE = _words(
     model proc.message_codec proc.messages proc.packed_messages proc.program_block
     warden.scan_schedule warden.returning_memory warden.sentry_memory
     warden.tree_kill kernel.frames files.paths
-    files.glob files.watch.changes engine.in_flight engine.output.event_index
+    files.checkpoints.compare files.checkpoints.entries files.glob files.watch.changes
+    engine.in_flight engine.output.event_index
     engine.disk.disk_policy engine.metrics.counters engine.metrics.stats
     engine.output.head_tail engine.executions.admission engine.executions.end_words
     engine.executions.exit_status engine.executions.page_cursor engine.executions.plain_words
@@ -131,7 +134,7 @@ PURE = _words(
     api.wire.fields api.wire.malformed api.wire.multipart api.wire.output_text api.wire.signal_names
     api.wire.targets api.wire.validators api.v1.cell_reply api.v1.execution_request
     api.v1.execution_types api.v1.file_reply api.v1.session_request api.python_runtime.request
-    engine.usage_meter
+    engine.usage_meter engine.reset_outcome
     """
 )
 """Modules without a clock, a loop, a process, a thread or a file; only they call themselves
@@ -157,7 +160,11 @@ IMPURE_MODULES = _words(
 IMPURE_CALLS = {"open", "print", "input", "exec", "eval"}
 PURE_IN_OS = {"fsencode", "fsdecode", "strerror", "waitstatus_to_exitcode", "path", "W"}
 SHARED_FILE_NAMES = {"errors": "execd's errors, and their replies"}
-SHARED_CLASS_NAMES = {"Settings": "the name that a dialect of any wing has to use"}
+SHARED_CLASS_NAMES = {
+    "Settings": "the name that a dialect of any wing has to use",
+    "Entry": "of a listing, and of a checkpoint",
+    "Change": "of a watched tree, and since a checkpoint",
+}
 
 
 def layer_of(module: str) -> str:

@@ -10,10 +10,12 @@ from execd.api.python_runtime import handlers
 from execd.api.v1 import (
     archives,
     attach,
+    checkpoint_routes,
     execution_control,
     executions,
     file_operations,
     files,
+    reset_routes,
     restored,
     sessions,
     watch,
@@ -34,7 +36,7 @@ def routes() -> tuple[Route, ...]:
     modules = (
         *(probes, viewer, handlers),
         *(executions, execution_control, attach, sessions),
-        *(files, file_operations, archives, watch, restored),
+        *(files, file_operations, archives, watch, restored, checkpoint_routes, reset_routes),
     )
     return tuple(route for module in modules for route in module.ROUTES)
 

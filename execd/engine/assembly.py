@@ -8,6 +8,7 @@ step fails.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import resource
@@ -16,8 +17,10 @@ from typing import TYPE_CHECKING
 
 from execd import own_tree
 from execd.allocator import MemoryReturn
+from execd.engine import surroundings
 from execd.engine.disk.disk_guard import DiskGuard
 from execd.engine.disk.volume import Volume, Volumes
+from execd.engine.episodes import Episodes
 from execd.engine.executions.command import parse_identity
 from execd.engine.executions.context import EngineContext
 from execd.engine.executions.default_shell import DefaultShell
@@ -50,6 +53,7 @@ from execd.files.paths import sandboxd_readings
 from execd.files.root import Root
 from execd.proc import pod_memory
 from execd.proc.client import WardenClient
+from execd.proc.namespaces import SHM
 from execd.proc.reaper import Reaper
 from execd.proc.spawn import StepFailed, request_short_turns
 
@@ -58,11 +62,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from execd.config import Config
+    from execd.engine.checkpoints import Checkpoints
     from execd.engine.restores import Readings, Restore
     from execd.proc.pod_memory import PodMemory
 
 log = logging.getLogger(__name__)
 
+CHECKPOINTS = "checkpoints"
+"""The folder of the state dir (``files.checkpoints.shelf``)."""
 WARDEN_MODULE = "execd.warden.main"
 
 
@@ -115,6 +122,7 @@ class Parts(EngineContext):
     ) -> None:
         """``clocks`` shows restores (``restores``). Raises StateDirError."""
         request_short_turns()
+        self._ends = ends
         self.config = config
         self.identity = parse_identity(config.run_as)
         tree = own_tree.root()
@@ -132,7 +140,7 @@ class Parts(EngineContext):
         ends.callback(self.reaper.close)
         self.pod_memory = _find_pod_memory(config)
         self.warden = WardenClient(
-            self.store.folder.view,
+            lambda: self.store.folder.view()._replace(base_dir=config.base_dir),
             self.reaper,
             module=WARDEN_MODULE,
             policy=config.namespaces,
@@ -146,6 +154,8 @@ class Parts(EngineContext):
         self.restores = Restores(
             lambda: self.registry.has_live, clocks, SpecEnvironment(config).changes
         )
+        assert self.store.journal.state.episode is not None, "the state dir begins an episode"
+        self.episodes = Episodes(self.store.journal.state.episode)
         self.held_pipes = HeldPipes(
             resource.getrlimit(resource.RLIMIT_NOFILE)[0], on_growth=self.housekeeper.plan_soon
         )
@@ -198,6 +208,20 @@ class Parts(EngineContext):
         """The same files for sandboxd, which reads a path in its own way."""
         self.tree_files = self.files.with_root(Root.whole_tree(*places))
         """The same files with paths as user code reads them."""
+
+    @functools.cached_property
+    def checkpoints(self) -> Checkpoints:
+        """Made, and the modules imported, at the first use."""
+        from execd.engine.checkpoints import Checkpoints
+
+        made = Checkpoints(
+            self.store,
+            Root.whole_tree(self.config.base_dir, self.store.folder.anchor),
+            self.identity,
+            self.config.checkpoint_bytes,
+        )
+        self._ends.callback(made.close)
+        return made
 
     def _is_uncovered(self) -> bool:
         """Whether user code can see the state dir. False also while there is no warden: the next
@@ -271,7 +295,18 @@ class Parts(EngineContext):
         Raises ExecdError (the base dir cannot be used), CannotStart.
         """
         await self.ensure_base_dir()
-        await _start_warden(self.warden, meanwhile)
+        if self.store.folder.has(CHECKPOINTS) or self.config.checkpoint_at_start:
+            await self.checkpoints.load()
+        # Beside the start of the warden: no user code runs yet.
+        looking = asyncio.ensure_future(asyncio.to_thread(surroundings.look))
+        try:
+            await _start_warden(self.warden, meanwhile)
+        finally:
+            self.surroundings = await looking
+        assert self.warden.started is not None, "a warden was started"
+        if self.warden.started.has_own_shm:
+            for files in (self.files, self.sandboxd_files, self.tree_files):
+                files.hide(SHM)
         ends.push_async_callback(lambda: self.warden.close(self.shutdown.seconds_left()))
         ends.push_async_callback(self.direct_exec.close)
         await self.direct_exec.start()

@@ -6,7 +6,7 @@ from typing import Any
 
 from execd import errors
 from execd.api.wire.auth import TOKEN_SUBPROTOCOL
-from execd.api.wire.replies import INSTANCE_HEADER
+from execd.api.wire.replies import EPISODE_HEADER, EXPECT_EPISODE_HEADER, INSTANCE_HEADER
 from execd.api.wire.route import BYTES, FORM
 
 DESCRIPTION = """\
@@ -20,6 +20,8 @@ The daemon inside a sandbox pod: runs commands, keeps Python sessions alive, mov
   has the id too.
 * Each reply has `X-Execd-Instance`: `instance.id` of `/v1/capabilities`. Another value than before
   means another daemon, perhaps in a new pod without your files.
+* Each reply has `X-Execd-Episode`, which changes with each reset of the sandbox. A request with
+  `X-Execd-Expect-Episode` of another episode is 409, and runs nothing.
 * The message of an error names the field, the rule and the remedy. Programs branch on `code`.
 * Sizes are in bytes and times in seconds; the name of a field ends in the unit, but for
   `size` and `offset` (bytes) and `mod_time` (seconds).
@@ -44,9 +46,14 @@ TAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ("/v1/files", "/v1/fs/", "/v1/archive", "/v1/watch"),
     ),
     (
+        "checkpoints",
+        "Keep the files of directories, compare, restore.",
+        ("/v1/checkpoints",),
+    ),
+    (
         "sandbox",
         "What this sandbox is, can do and has done.",
-        ("/v1/metadata", "/v1/capabilities", "/v1/stats", "/v1/restored", "/metrics"),
+        ("/v1/metadata", "/v1/capabilities", "/v1/stats", "/v1/restored", "/v1/reset", "/metrics"),
     ),
     (
         "python-runtime",
@@ -90,7 +97,7 @@ SOCKET_SECURITY_SCHEMES: dict[str, dict[str, Any]] = {
 """Further ways to give the token on a WebSocket."""
 
 PATH_PARAMETERS = {
-    "id": "The name of the execution or session.",
+    "id": "The name of the execution, session or checkpoint.",
     "path": "A path below the base dir, with slashes as they are; all other bytes may be "
     "percent-encoded. A path below the base dir may also be absolute.",
 }
@@ -111,6 +118,8 @@ HEADERS = {
     "Repr-Digest": "`sha-256=:BASE64:` of the whole file after the request. Another digest is 400, "
     "and nothing changes.",
     "Want-Repr-Digest": "`sha-256=1`: the reply has `Repr-Digest`.",
+    EXPECT_EPISODE_HEADER: "The episode of the caller. 409, and nothing runs, if the sandbox was "
+    "reset since.",
     "X-Request-ID": "A name for the request. A repeated request with this name and the same body "
     "joins the first run.",
     "X-Sandbox-Timeout": "How many seconds the caller waits: the bound for waiting and running "
@@ -127,6 +136,7 @@ REQUEST_ID_PARAMETER = (
 HEADERS_OF_EACH_REPLY = {
     REQUEST_ID: "The name that the request gave itself, or a name that execd made.",
     INSTANCE_HEADER: "The life of the daemon: `instance.id` of `/v1/capabilities`.",
+    EPISODE_HEADER: "The time since the last reset of the sandbox.",
 }
 
 REPLY_HEADERS: dict[str, tuple[tuple[int, ...], str]] = {

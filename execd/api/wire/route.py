@@ -41,6 +41,8 @@ class Access(Enum):
     PROBE = auto()
     """All requests, even when the connections of the daemon are used up. Kubelets cannot carry a
     token."""
+    RESET = auto()
+    """Requests with the token, also while a reset runs. The handler checks the episode."""
     INIT = auto()
     """All requests, also before the init that the route brings. The handler refuses."""
 
@@ -95,6 +97,15 @@ class Route:
         assert self.summary
         assert "\n" not in self.summary
         assert self.replies or self.events or self.socket
+
+    @property
+    def needs_token(self) -> bool:
+        return self.access in (Access.TOKEN, Access.RESET)
+
+    @property
+    def is_in_episode(self) -> bool:
+        """Whether a request may name its episode (``X-Execd-Expect-Episode``)."""
+        return self.access is not Access.PROBE
 
     def definition(self) -> web.RouteDef:
         """Return the row in the form of aiohttp's router."""

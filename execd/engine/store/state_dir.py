@@ -20,11 +20,12 @@ import errno
 import functools
 import logging
 import os
+import secrets
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
-from execd.engine.store.journal import Journal
+from execd.engine.store.journal import EpisodeRecorded, Journal
 from execd.engine.store.state_folder import StateFolder
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ class StateDir:
         self.logs_dir = os.path.join(path, "logs")
         self.used_bytes = 0
         self.max_bytes = max_bytes
+        self._budget = threading.Lock()
+        """Held to change ``used_bytes``: the threads of checkpoints take of the budget too."""
         self._path = path
         self._on_failure = on_failure
         self._last_failure: str | None = None
@@ -86,6 +89,9 @@ class StateDir:
                 undo.callback(self.journal.close)
                 self.former_executions = self.journal.load()
                 self.former_shortage = self.journal.shortage
+                if self.journal.state.episode is None:
+                    with contextlib.suppress(OSError):  # the journal catches up
+                        self.journal.append(EpisodeRecorded(secrets.token_hex(6), 1))
                 if self.journal.damaged_bytes:
                     extra = {"path": path, "damaged_bytes": self.journal.damaged_bytes}
                     logger.error("the journal is damaged", extra=extra)
@@ -178,16 +184,19 @@ class StateDir:
         return Spool(self, os.path.join("logs", name), max_bytes)
 
     def reserve(self, wanted_bytes: int) -> int:
-        """Take up to ``wanted_bytes`` of the disk budget. Return the number of bytes granted."""
+        """Take up to ``wanted_bytes`` of the disk budget. Return the number of bytes granted. Any
+        thread may call."""
         assert wanted_bytes >= 0
-        granted_bytes = max(0, min(wanted_bytes, self.max_bytes - self.used_bytes))
-        self.used_bytes += granted_bytes
+        with self._budget:
+            granted_bytes = max(0, min(wanted_bytes, self.max_bytes - self.used_bytes))
+            self.used_bytes += granted_bytes
         return granted_bytes
 
     def release(self, size_bytes: int) -> None:
         """Return granted bytes to the disk budget."""
-        assert 0 <= size_bytes <= self.used_bytes, "more is returned than was granted"
-        self.used_bytes -= size_bytes
+        with self._budget:
+            assert 0 <= size_bytes <= self.used_bytes, "more is returned than was granted"
+            self.used_bytes -= size_bytes
 
     def close(self, within_seconds: float = DISK_SECONDS) -> None:
         """Close everything. Wait ``within_seconds`` at most for the journal's last records."""
