@@ -1,0 +1,81 @@
+"""After a reset every pollution is gone, or named. ``pollutions`` has the table, and ``world`` the
+judge, who looks from outside and must see the pollution before the reset."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .conftest import SHAPES
+from .pollutions import ALWAYS, TABLE, WITHOUT_NAMESPACES
+from .reset_rounds import judge_reply
+from .target import can_start
+from .world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .pollutions import Pollution
+
+pytestmark = pytest.mark.skipif(
+    not can_start(),
+    reason=(
+        "the daemon runs elsewhere: a reset would end the other tests' commands "
+        "(EXECD_CONFORMANCE_LAUNCHER)"
+    ),
+)
+
+
+@pytest.fixture(scope="module", params=list(SHAPES))
+def world(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[World]:
+    """One sandbox for all pollutions of a shape: each begins where a reset has ended."""
+    made = World(tmp_path_factory.mktemp("world"), *SHAPES[request.param])
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks(world: World) -> Iterator[None]:
+    """Replaces the guard of the suite, which would count what the module's sandbox holds."""
+    yield
+    world.end_round()
+
+
+def test_table_has_at_least_forty_kinds_of_pollution() -> None:
+    assert len(TABLE) >= 40
+
+
+@pytest.mark.parametrize("pollution", TABLE, ids=lambda pollution: pollution.name)
+def test_after_a_reset_each_pollution_is_gone_or_named(world: World, pollution: Pollution) -> None:
+    if pollution.prepare is not None:
+        pollution.prepare(world)
+    world.checkpoint()
+    pollution.pollute(world)
+    seen = world.judge(going_seconds=0)
+    assert any(finding.kind == pollution.kind for finding in seen), (
+        f"the judge must see the pollution before the reset: {seen}"
+    )
+    outside = world.see_outside()
+    reply = world.reset()
+    world.finish()
+    try:
+        findings = judge_reply(world, reply, outside)
+        may_stay = pollution.stays == ALWAYS or (
+            pollution.stays == WITHOUT_NAMESPACES and not world.has_namespaces
+        )
+        assert reply["clean"] or may_stay, reply
+        if may_stay:
+            assert findings, "nothing is left, so the row must not say that it may stay"
+    finally:
+        world.end_round()
+        if not reply["clean"]:
+            world.put_right()
+            world.renew()
+            world.checkpoint()
+            again = world.reset()
+            world.renew()
+    if not reply["clean"]:
+        assert again["clean"], again
