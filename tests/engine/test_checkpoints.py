@@ -66,7 +66,7 @@ async def test_an_id_is_taken_once_and_start_is_never_removed(engine: Engine) ->
     for act in (checkpoints.create(START, ["."]), checkpoints.delete(START)):
         with pytest.raises(Conflict):
             await act
-    with pytest.raises(InvalidArgument, match="^id: "):
+    with pytest.raises(InvalidArgument, match=r"^id: "):
         await checkpoints.create("../x", ["."])
 
 
@@ -216,7 +216,7 @@ async def test_changes_below_a_path(engine: Engine) -> None:
     for path in ("a", str(base / "a"), "./a/"):
         changes = await engine.checkpoints.changes("x", path)
         assert [change.path for change in changes] == [b"a/new"]
-    with pytest.raises(InvalidArgument, match="^path: "):
+    with pytest.raises(InvalidArgument, match=r"^path: "):
         await engine.checkpoints.changes("x", "/usr")
 
 
@@ -226,7 +226,7 @@ async def test_a_file_that_cannot_be_kept_refuses_the_checkpoint(engine: Engine)
     await engine.checkpoints.create("fifo", ["."])
     (base / "deep").mkdir()
     (base / ("deep" + "/d" * 600)).mkdir(parents=True)
-    with pytest.raises(Conflict, match="512 directories.*exclude"):
+    with pytest.raises(Conflict, match=r"512 directories.*exclude"):
         await engine.checkpoints.create("x", ["."])
 
 
