@@ -85,7 +85,9 @@ class Checkpoints:
 
     def _start_threads(self) -> None:
         """Start all threads now, where threads change their user: a thread has the user of the
-        thread that starts it."""
+        thread that starts it. That user may not be able to read the modules of Python."""
+        import hashlib  # noqa: F401
+
         if self._own_thread is not None:
             self._own_thread.submit(int)
             together = threading.Barrier(N_HELPERS + 1)
@@ -305,8 +307,8 @@ class Checkpoints:
             return self._own(lambda: self._shelf().load(checkpoint_id))
         except Damaged as error:
             raise NotFound(
-                f"the files of the checkpoint {checkpoint_id!r} are damaged or gone ({error}); make "
-                "another checkpoint"
+                f"the files of the checkpoint {checkpoint_id!r} are damaged or gone ({error}); "
+                "make another checkpoint"
             ) from None
 
     def _reserve(self, n_bytes: int) -> int:
