@@ -8,6 +8,7 @@ believed because it returned.
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Literal
 
@@ -15,6 +16,7 @@ import msgspec
 
 MAX_DIFFERENCES = 1000
 """Differences that a reply names. The total counts all."""
+_SURROGATES = re.compile("[\ud800-\udfff]")
 VerifyHow = Literal["auto", "content", "stat"]
 DifferenceKind = Literal[
     "step",
@@ -170,7 +172,14 @@ class DifferenceList:
     def append(self, difference: ResetDifference) -> None:
         self.total += 1
         if len(self.items) < MAX_DIFFERENCES:
-            self.items.append(difference)
+            path = None if difference.path is None else without_surrogates(difference.path)
+            message = without_surrogates(difference.message)
+            self.items.append(msgspec.structs.replace(difference, path=path, message=message))
 
     def freeze(self) -> ResetDifferences:
         return ResetDifferences(items=self.items, total=self.total)
+
+
+def without_surrogates(text: str) -> str:
+    """Replace each byte of a path that is not UTF-8: JSON cannot hold them."""
+    return text if text.isascii() else _SURROGATES.sub("\ufffd", text)

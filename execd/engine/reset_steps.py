@@ -16,6 +16,7 @@ from execd.engine.reset_outcome import (
     ResetScope,
     ResetStep,
     StepDuration,
+    without_surrogates,
 )
 from execd.engine.surroundings import NOBODY
 from execd.model import ExitReason
@@ -105,8 +106,8 @@ class ResetSteps:
         return ResetScope(
             processes="namespace" if self._is_in_namespace else "sweep",
             checkpoint=run.begun.checkpoint,
-            roots=[] if facts is None else [root.path for root in facts.roots],
-            watched=[] if facts is None else [root.path for root in facts.watched],
+            roots=[] if facts is None else [without_surrogates(r.path) for r in facts.roots],
+            watched=[] if facts is None else [without_surrogates(r.path) for r in facts.watched],
         )
 
     async def _end(self, run: ResetRun) -> None:

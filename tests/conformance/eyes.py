@@ -16,7 +16,7 @@ import struct
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 FOLDER = READ | os.O_DIRECTORY
@@ -221,7 +221,7 @@ def below(pid: int, processes: dict[int, Process]) -> set[int]:
     return found
 
 
-def signs(pid: int, marks: tuple[bytes, ...], namespaces: set[str]) -> str:
+def signs(pid: int, marks: tuple[bytes, ...], namespaces: Container[str]) -> str:
     """Why a process must be of the sandbox of these marks; empty: nothing says so."""
     folder = f"/proc/{pid}"
     for name in ("cmdline", "environ"):

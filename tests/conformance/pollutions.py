@@ -177,8 +177,15 @@ sh(
 )
 
 
+def runs(world: World) -> None:
+    wait_until(
+        lambda: world.client.get("/v1/executions?state=RUNNING").json()["items"], 20, "it runs"
+    )
+
+
 def detached(world: World) -> None:
     world.shell("echo begun; sleep 1000", detach=True)
+    runs(world)
 
 
 row("detached_execution_with_kept_pipes", "process", detached)
@@ -499,6 +506,7 @@ def terminal(world: World) -> None:
     world.run(
         argv=["/bin/sh", "-c", "sleep 1000; exec sh"], pty=True, detach=True, env=world.variables()
     )
+    runs(world)
 
 
 row("terminal", "process", terminal)
@@ -561,9 +569,7 @@ def follower(world: World) -> None:
                 pass
 
     in_thread(world, follow)
-    wait_until(
-        lambda: '"RUNNING"' in json.dumps(world.client.get("/v1/executions").json()), 20, "it runs"
-    )
+    runs(world)
 
 
 row("streamed_execution", "process", follower)

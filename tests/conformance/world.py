@@ -145,7 +145,9 @@ class World:
         """What callers of the former episode do after the reset."""
         self.mapped = ""
         self.lived: set[tuple[int, int]] = set()
-        self.wardens: set[str] = set()
+        self.wardens: dict[str, int] = {}
+        """The PID namespaces of the round's wardens. The kernel gives the number of a namespace to
+        another one, unless a descriptor holds it."""
         self._numbers = itertools.count()
         self._beats = 0
         self.python(FILL, check=True)
@@ -202,9 +204,7 @@ class World:
                 if not process.is_dead:
                     self.lived.add((pid, process.start))
                 if process.parent == self.target.pid:
-                    with contextlib.suppress(OSError):
-                        self.wardens.add(os.readlink(f"/proc/{pid}/ns/pid"))
-            self.wardens.discard(os.readlink("/proc/self/ns/pid"))
+                    self._hold_namespace(pid)
         reply = self.client.post(
             "/v1/reset",
             json={"checkpoint": self.checkpoint_id, **fields},
@@ -213,6 +213,15 @@ class World:
         assert reply.status_code == 200, reply.text
         found: dict[str, Any] = reply.json()
         return found
+
+    def _hold_namespace(self, pid: int) -> None:
+        with contextlib.suppress(OSError):
+            fd = os.open(f"/proc/{pid}/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+            name = os.readlink(f"/proc/self/fd/{fd}")
+            if name == os.readlink("/proc/self/ns/pid") or name in self.wardens:
+                os.close(fd)
+            else:
+                self.wardens[name] = fd
 
     def finish(self) -> None:
         for finish in self.finishers:
@@ -224,6 +233,9 @@ class World:
         for close in self.closers:
             with contextlib.suppress(Exception):
                 close()
+        for fd in self.wardens.values():
+            os.close(fd)
+        self.wardens.clear()
         self.closers.clear()
         self.probes.clear()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,8 @@ import pytest
 
 from execd.engine.checkpoints import START, Checkpoints
 from execd.engine.executions.submission import Submission
-from execd.errors import Conflict, InvalidArgument, NoSpace, NotFound, Unavailable
-from tests.engine.conftest import running, shell_command
+from execd.errors import Conflict, ExecdError, InvalidArgument, NoSpace, NotFound, Unavailable
+from tests.engine.conftest import running, sh, shell_command
 from tests.waiting import wait_until_async
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ async def test_an_id_is_taken_once_and_start_is_never_removed(engine: Engine) ->
     for act in (checkpoints.create(START, ["."]), checkpoints.delete(START)):
         with pytest.raises(Conflict):
             await act
-    with pytest.raises(InvalidArgument, match="^id: "):
+    with pytest.raises(InvalidArgument, match=r"^id: "):
         await checkpoints.create("../x", ["."])
 
 
@@ -216,7 +217,7 @@ async def test_changes_below_a_path(engine: Engine) -> None:
     for path in ("a", str(base / "a"), "./a/"):
         changes = await engine.checkpoints.changes("x", path)
         assert [change.path for change in changes] == [b"a/new"]
-    with pytest.raises(InvalidArgument, match="^path: "):
+    with pytest.raises(InvalidArgument, match=r"^path: "):
         await engine.checkpoints.changes("x", "/usr")
 
 
@@ -226,7 +227,7 @@ async def test_a_file_that_cannot_be_kept_refuses_the_checkpoint(engine: Engine)
     await engine.checkpoints.create("fifo", ["."])
     (base / "deep").mkdir()
     (base / ("deep" + "/d" * 600)).mkdir(parents=True)
-    with pytest.raises(Conflict, match="512 directories.*exclude"):
+    with pytest.raises(Conflict, match=r"512 directories.*exclude"):
         await engine.checkpoints.create("x", ["."])
 
 
@@ -244,6 +245,39 @@ async def test_no_command_runs_before_the_checkpoint_of_the_start(tmp_path: Path
         await engine.make_start_checkpoint()
         assert engine.checkpoints.get(START) == made
         assert (await engine.checkpoints.verify(START)).n_differences > 0
+
+
+@pytest.mark.root
+async def test_another_user_has_no_right_that_its_programs_lack(tmp_path: Path) -> None:
+    # pytest's own folders are closed to a second user
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        base = Path(folder, "base")
+        base.mkdir()
+        os.chown(base, 1234, 5678)
+        settings = {"base_dir": str(base), "state_dir": f"{folder}/state", "run_as": "1234:5678"}
+        async with running(tmp_path, python="/usr/bin/python3", **settings) as engine:
+            await sh(engine, "mkdir d; for i in $(seq 100); do echo $i > d/$i; done; mkdir e")
+            checkpoints = engine.checkpoints
+            await checkpoints.create("x", ["."])
+            await sh(engine, "rm -r d; mkdir f; echo x > f/x; chmod 0 e f; chmod 0 .")
+            assert (await checkpoints.restore("x")).troubles == []
+            verified = await checkpoints.verify("x")
+            assert (verified.n_differences, verified.differences) == (0, [])
+            assert (base / "d/7").read_text() == "7\n"
+            assert (base / "d/7").stat().st_uid == 1234
+            Path(folder, "secret").mkdir(mode=0o700)
+            Path(folder, "secret/file").write_text("of root")
+            with pytest.raises(ExecdError):
+                await checkpoints.create("y", [f"{folder}/secret"])
+            os.chown(base / "d/8", 0, 0)
+            os.chmod(base / "d/8", 0o600)
+            with pytest.raises(Conflict, match=r"d/8': Permission denied; leave"):
+                await checkpoints.create("y", ["."])
+            await checkpoints.create("y", [], ["."])
+            assert (await checkpoints.verify("y")).n_differences == 0
+            (base / "d/8").write_text("other")
+            assert (await checkpoints.verify("y")).n_differences == 1
 
 
 def test_a_closed_service_refuses(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ class CheckpointReply(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     """The name of the checkpoint."""
     created_at: str
-    """RFC 3339."""
+    """When the checkpoint was begun (RFC 3339)."""
     roots: list[CheckpointRootReply]
     """The directories whose files are kept. A directory below another is part of that one."""
     watched: list[CheckpointRootReply]
@@ -155,6 +155,7 @@ class RestoreReply(msgspec.Struct, frozen=True, kw_only=True):
     failed: list[FailedItem]
     """What could not be restored; at most 1,000."""
     duration_seconds: float
+    """How long the restore took."""
 
 
 CREATE = msgspec.json.Decoder(CheckpointRequest)

@@ -107,7 +107,7 @@ async def test_pages_of_changes_have_each_change_once(own: Wire) -> None:
 def test_only_the_cursor_of_a_page_is_accepted() -> None:
     assert decode_cursor(encode_cursor(b"\0a\0\xff")) == b"\0a\0\xff"
     for wrong in ("", "x", "!", encode_cursor(b"a")):
-        with pytest.raises(InvalidArgument, match="^cursor: "):
+        with pytest.raises(InvalidArgument, match=r"^cursor: "):
             decode_cursor(wrong)
 
 
