@@ -29,8 +29,12 @@ if TYPE_CHECKING:
 
 DRAWN = [pollution for pollution in TABLE if pollution.is_drawn]
 MAX_POLLUTIONS = 5
+SLOW_SECONDS = 15.0
 SCRAMBLE = r"""
-import os, random, sys
+import os, random, signal, sys
+def late(*_):
+    raise OSError("a FIFO")
+signal.signal(signal.SIGALRM, late)
 rng = random.Random(sys.argv[1])
 roots = ["work", "home", "tmp", "bin"]
 def some(kinds=None):
@@ -68,7 +72,9 @@ acts = [
 for _ in range(rng.randrange(1, 40)):
     try:
         act = rng.choice(acts)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
         act()
+        signal.setitimer(signal.ITIMER_REAL, 0)
     except OSError:
         pass
 """
@@ -187,7 +193,10 @@ def main() -> int:
             if time.monotonic() > end:
                 break
             try:
-                rounds.play(number)
+                began = time.monotonic()
+                names = rounds.play(number)
+                if time.monotonic() - began > SLOW_SECONDS:
+                    print(f"round {number} took {time.monotonic() - began:.1f} s: {names}")
             except AssertionError as error:
                 print(f"{error}\n{world.target.log_text()[-2000:]}", flush=True)
                 n_failed += 1
