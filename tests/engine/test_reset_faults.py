@@ -55,7 +55,9 @@ NEVER = "never"
 class Daemons:
     """Daemons one after another, on the same directories."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, *flags: str, below: tuple[str, ...] = ()) -> None:
+        """``below``: the command that runs the daemon's."""
+        self._below = below
         self.base = folder / "base"
         self.base.mkdir()
         (self.base / "file").write_text("kept")
@@ -75,7 +77,7 @@ class Daemons:
         ]
         with open(self._folder / "log", "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", DAEMON, dies, *words], stderr=log
+                [*self._below, sys.executable, "-c", DAEMON, dies, *words], stderr=log
             )
         if is_ready:
             wait_until(self.is_ready, 60)
@@ -178,3 +180,30 @@ def test_a_reset_that_the_end_of_the_daemon_cuts_off_is_finished_too(
     daemons.start()
     assert daemons.reset().json()["clean"] is True
     assert "a former daemon died in a reset" not in (tmp_path / "log").read_text()
+
+
+@pytest.mark.root
+@pytest.mark.linux_only("needs a mount namespace outside of the daemon's")
+@pytest.mark.parametrize("shape", ["require", "off"])
+def test_a_disk_that_user_code_has_filled_is_emptied(tmp_path: Path, shape: str) -> None:
+    """The state dir is on the same disk: nothing can be journaled before files are removed."""
+    script = (
+        f"mount -t tmpfs -o size=4m none {tmp_path} && mkdir {tmp_path}/base && "
+        f'echo kept > {tmp_path}/base/file && exec "$@"'
+    )
+    below = ("unshare", "--mount", "sh", "-c", script, "sh")
+    daemons = Daemons(tmp_path, "--namespaces", shape, below=below)
+    try:
+        daemons.start()
+        free = "df --output=avail . | tail -1"
+        fill = f"head -c 3000000 /dev/zero; rm file; cat /dev/zero > fill; {free}"
+        done = daemons.post("/execute", command=fill).json()
+        assert "No space left" in done["stderr"]
+        assert done["stdout"].split()[-1] == "0"
+        reply = daemons.reset().json()
+        assert (reply["clean"], reply["files"]["removed"]) == (True, 1), reply
+        listed = daemons.post("/execute", command="ls; cat file").json()
+        assert listed["stdout"] == "file\nkept\n"
+        assert daemons.reset().json() == reply
+    finally:
+        daemons.kill()
