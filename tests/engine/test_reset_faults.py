@@ -14,6 +14,7 @@ import pytest
 
 from execd.engine.reset_outcome import ResetStep
 from tests.free_port import free_port
+from tests.gvisor import is_gvisor
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -48,6 +49,21 @@ async def finish_and_die(self, run):
 reset_steps.ResetSteps.take, reset.Resets._finish = take_and_die, finish_and_die
 cli.main()
 """
+LEAVE = """
+import ctypes, os
+libc = ctypes.CDLL("librt.so.1", use_errno=True)
+assert libc.shmget(0, 4096, 0o600) >= 0
+assert libc.msgget(0, 0o600) >= 0
+assert libc.semget(0, 1, 0o600) >= 0
+assert libc.mq_open(b"/execd-left", os.O_RDWR | os.O_CREAT, 0o600, None) >= 0
+open("/dev/shm/execd-left", "w").write("left")
+"""
+# In place of the machine's own, which has other users: without namespaces its traces would count.
+OWN_TRACES = (
+    *("unshare", "--ipc", "--mount", "sh", "-c"),
+    'mount -t tmpfs none /dev/shm && exec "$@"',
+    "sh",
+)
 PLACES = [f"before {step}" for step in ResetStep] + ["after verify", "after finish"]
 NEVER = "never"
 
@@ -114,7 +130,8 @@ def make_daemons(
     made: list[Daemons] = []
 
     def make(*flags: str) -> Daemons:
-        made.append(Daemons(tmp_path, "--namespaces", request.param, *flags))
+        below = OWN_TRACES if os.geteuid() == 0 and not is_gvisor() else ()
+        made.append(Daemons(tmp_path, "--namespaces", request.param, *flags, below=below))
         return made[0]
 
     yield make
@@ -191,7 +208,7 @@ def test_a_disk_that_user_code_has_filled_is_emptied(tmp_path: Path, shape: str)
         f"mount -t tmpfs -o size=4m none {tmp_path} && mkdir {tmp_path}/base && "
         f'echo kept > {tmp_path}/base/file && exec "$@"'
     )
-    below = ("unshare", "--mount", "sh", "-c", script, "sh")
+    below = (*OWN_TRACES, "unshare", "--mount", "sh", "-c", script, "sh")
     daemons = Daemons(tmp_path, "--namespaces", shape, below=below)
     try:
         daemons.start()
@@ -207,3 +224,20 @@ def test_a_disk_that_user_code_has_filled_is_emptied(tmp_path: Path, shape: str)
         assert daemons.reset().json() == reply
     finally:
         daemons.kill()
+
+
+def test_what_programs_leave_in_the_kernel_goes_with_the_warden_or_is_named(
+    make_daemons: Callable[..., Daemons],
+) -> None:
+    daemons = make_daemons()
+    daemons.start()
+    left = daemons.post("/v1/executions", argv=[sys.executable, "-c", LEAVE]).json()
+    assert left["exit_code"] == 0, left
+    reply = daemons.reset().json()
+    found = [str(item) for item in reply["differences"]["items"]]
+    if reply["scope"]["processes"] == "namespace":
+        assert (reply["clean"], found) == (True, [])
+        return
+    assert not reply["clean"]
+    for word in ("shared memory", "message queue", "semaphore", "POSIX", "/dev/shm/execd-left"):
+        assert any(word in line for line in found), (word, found)
