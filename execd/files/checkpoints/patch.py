@@ -147,7 +147,7 @@ class _Part:
         if self.change.kind == "mode" and is_same and new is not None:
             return b"git does not keep the mode %04o" % new.mode
         if self.change.kind == "modified" and is_same and self._has_same_content():
-            return b"git keeps neither owners nor attributes"
+            return b"git keeps neither owners, attributes nor hard links"
         last = new or old
         assert last is not None, "a change has a side"
         if last.type == "directory" and self.change.kind != "mode" and self.name not in folders:
