@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self, cast
 
@@ -300,6 +301,7 @@ class Handle:
                 print(terminal.read())
         """
         address = self._driver.target.resolve()
+        address = replace(address, headers=self._driver.episode.headers_of(address))
         uds, verify = self._execd._uds, self._execd._verify
         return Terminal.open(address, uds, verify, self.id, offset)
 
