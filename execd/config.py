@@ -32,7 +32,7 @@ ENVIRONMENT_NAMES = {
     "opensandbox_env_file": "EXECD_ENVS",
 }
 
-REPEATABLE = ("dialect", "hide_env", "pass_env", "preload")
+REPEATABLE = ("checkpoint_at_start", "dialect", "hide_env", "pass_env", "preload")
 """Settings that are lists: a flag for each item, or one variable with commas."""
 
 T = TypeVar("T")
@@ -141,7 +141,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     log_bytes: Annotated[int, Meta(ge=0)] = 64 * MIB
     """Output kept on disk per stream."""
     state_bytes: Annotated[int, Meta(ge=0)] = 1024 * MIB
-    """Disk space of all logs together."""
+    """Disk space of all logs and checkpoints together."""
+    checkpoint_bytes: Annotated[int, Meta(ge=0)] = 256 * MIB
+    """Disk space of all checkpoints together, within `--state-bytes`. A checkpoint that needs more
+    is refused, with the size needed."""
+    checkpoint_at_start: tuple[str, ...] = ()
+    """A directory of the checkpoint `start`, which is made before user code runs (repeatable). A
+    daemon that finds a `start` in the state dir keeps it. If the checkpoint cannot be made, the
+    start ends with exit code 2."""
     reply_bytes: Annotated[int, Meta(ge=1024)] = MIB
     """Output per stream in one reply; a longer output is cut to head and tail."""
     max_body_bytes: Annotated[int, Positive] = 16 * MIB

@@ -144,6 +144,10 @@ StartedBy = Literal["shell", "direct", "argv"]
 """How a command was started: by its shell; by execd, from a command line that needs no shell; or by
 execd, from the caller's list of arguments."""
 
+EntryType = Literal["file", "directory", "link", "fifo", "socket", "device"]
+"""The type of a file in a checkpoint."""
+EntryChange = Literal["created", "modified", "deleted", "type", "mode"]
+"""How a file differs from a checkpoint."""
 DialectName = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]{0,31}$")]
 """The name of a dialect in logs and metrics. A wing (``execd.dialects``) brings its own."""
 OWN_DIALECTS: tuple[DialectName, ...] = ("python_runtime", "v1")

@@ -206,6 +206,8 @@ async def _serve(
         exit_code = await _listen(servers, engine, dialects)
         if exit_code is not None:
             return exit_code
+        if not await _make_checkpoint(engine, stop):
+            return EXIT_USAGE
         on_listening()
         # Exempt the present objects from garbage collection: a full collection takes 30 ms with
         # them and 15 ms without.
@@ -226,6 +228,23 @@ async def _serve(
         if entrypoint is not None:
             await entrypoint.wait(engine.stop_by(EXECUTIONS_SHARE))
         return find_exit_code()
+
+
+async def _make_checkpoint(engine: Engine, stop: asyncio.Future[int]) -> bool:
+    """Make the checkpoint of the start, unless a signal ends the daemon before. Return False, with
+    a message, if there can be none."""
+    making = asyncio.ensure_future(engine.make_start_checkpoint())
+    await asyncio.wait((making, stop), return_when=asyncio.FIRST_COMPLETED)
+    if not making.done():
+        making.cancel()
+        await asyncio.wait((making,))
+        return True
+    try:
+        making.result()
+    except ExecdError as error:
+        print(f"execd: --checkpoint-at-start: {error.message}", file=sys.stderr)
+        return False
+    return True
 
 
 def _take_signals(entrypoint: Entrypoint | None) -> asyncio.Future[int]:

@@ -64,6 +64,7 @@ LAYERS = {
     ),
     "engine": Layer(
         "errors model config own_tree allocator proc warden files files.archive files.watch"
+        " files.checkpoints"
         " engine.store engine.output engine.files engine.metrics engine.executions engine.disk"
         " engine.sessions",
         "msgspec",
@@ -121,7 +122,8 @@ PURE = _words(
     model proc.message_codec proc.messages proc.packed_messages proc.program_block
     warden.scan_schedule warden.returning_memory warden.sentry_memory
     warden.tree_kill kernel.frames files.paths
-    files.glob files.watch.changes engine.in_flight engine.output.event_index
+    files.checkpoints.compare files.checkpoints.entries files.glob files.watch.changes
+    engine.in_flight engine.output.event_index
     engine.disk.disk_policy engine.metrics.counters engine.metrics.stats
     engine.output.head_tail engine.executions.admission engine.executions.end_words
     engine.executions.exit_status engine.executions.page_cursor engine.executions.plain_words
@@ -158,7 +160,11 @@ IMPURE_MODULES = _words(
 IMPURE_CALLS = {"open", "print", "input", "exec", "eval"}
 PURE_IN_OS = {"fsencode", "fsdecode", "strerror", "waitstatus_to_exitcode", "path", "W"}
 SHARED_FILE_NAMES = {"errors": "execd's errors, and their replies"}
-SHARED_CLASS_NAMES = {"Settings": "the name that a dialect of any wing has to use"}
+SHARED_CLASS_NAMES = {
+    "Settings": "the name that a dialect of any wing has to use",
+    "Entry": "of a listing, and of a checkpoint",
+    "Change": "of a watched tree, and since a checkpoint",
+}
 
 
 def layer_of(module: str) -> str:

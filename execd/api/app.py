@@ -49,6 +49,7 @@ from execd.api.wire.origins import request_id
 from execd.api.wire.replies import INSTANCE_HEADER, SERVER
 from execd.api.wire.route import Access
 from execd.api.wire.targets import raw_path_of
+from execd.engine.engine import PREPARING
 from execd.errors import ExecdError, Internal, Unavailable
 
 if TYPE_CHECKING:
@@ -201,6 +202,8 @@ async def _answer(
         if connection.is_half_closed and not connection.may_answer_half_closed(request):
             raise ConnectionResetError("the caller has left")
         guard.check(request.method, path, request.headers)
+        if not is_probe and request.app[ENGINE].is_preparing:
+            raise Unavailable(PREPARING)
         refuse_transfer_coding(request)
         refuse_unknown_expectation(request)
         await drop_body(request)

@@ -10,6 +10,7 @@ from execd.api.python_runtime import handlers
 from execd.api.v1 import (
     archives,
     attach,
+    checkpoint_routes,
     execution_control,
     executions,
     file_operations,
@@ -34,7 +35,7 @@ def routes() -> tuple[Route, ...]:
     modules = (
         *(probes, viewer, handlers),
         *(executions, execution_control, attach, sessions),
-        *(files, file_operations, archives, watch, restored),
+        *(files, file_operations, archives, watch, restored, checkpoint_routes),
     )
     return tuple(route for module in modules for route in module.ROUTES)
 

@@ -8,6 +8,7 @@ step fails.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import resource
@@ -58,11 +59,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from execd.config import Config
+    from execd.engine.checkpoints import Checkpoints
     from execd.engine.restores import Readings, Restore
     from execd.proc.pod_memory import PodMemory
 
 log = logging.getLogger(__name__)
 
+CHECKPOINTS = "checkpoints"
+"""The folder of the state dir (``files.checkpoints.shelf``)."""
 WARDEN_MODULE = "execd.warden.main"
 
 
@@ -115,6 +119,7 @@ class Parts(EngineContext):
     ) -> None:
         """``clocks`` shows restores (``restores``). Raises StateDirError."""
         request_short_turns()
+        self._ends = ends
         self.config = config
         self.identity = parse_identity(config.run_as)
         tree = own_tree.root()
@@ -199,6 +204,20 @@ class Parts(EngineContext):
         self.tree_files = self.files.with_root(Root.whole_tree(*places))
         """The same files with paths as user code reads them."""
 
+    @functools.cached_property
+    def checkpoints(self) -> Checkpoints:
+        """Made, and the modules imported, at the first use."""
+        from execd.engine.checkpoints import Checkpoints
+
+        made = Checkpoints(
+            self.store,
+            Root.whole_tree(self.config.base_dir, self.store.folder.anchor),
+            self.identity,
+            self.config.checkpoint_bytes,
+        )
+        self._ends.callback(made.close)
+        return made
+
     def _is_uncovered(self) -> bool:
         """Whether user code can see the state dir. False also while there is no warden: the next
         warden may have namespaces."""
@@ -271,6 +290,8 @@ class Parts(EngineContext):
         Raises ExecdError (the base dir cannot be used), CannotStart.
         """
         await self.ensure_base_dir()
+        if self.store.folder.has(CHECKPOINTS) or self.config.checkpoint_at_start:
+            await self.checkpoints.load()
         await _start_warden(self.warden, meanwhile)
         ends.push_async_callback(lambda: self.warden.close(self.shutdown.seconds_left()))
         ends.push_async_callback(self.direct_exec.close)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from execd.config import Config
     from execd.engine.bash_sessions import BashSessions
+    from execd.engine.checkpoints import Checkpoints
     from execd.engine.entrypoint import Entrypoint
     from execd.engine.executions.submission import CellOptions
     from execd.engine.metrics.stats import Stats
@@ -50,10 +51,13 @@ class SandboxUsage(NamedTuple):
     memory_used_bytes: int
 
 
+PREPARING = "the checkpoint of the start is being made; repeat the request"
+
+
 class Obstacle(NamedTuple):
     """The reason why no command can run."""
 
-    cause: Literal["draining", "warden", "shell"]
+    cause: Literal["draining", "checkpoint", "warden", "shell"]
     message: str
     """The reason in words for callers, with the next step."""
 
@@ -64,6 +68,8 @@ class Engine:
     def __init__(self, config: Config, parts: Parts) -> None:
         self.config = config
         self.is_draining = False
+        self.is_preparing = bool(config.checkpoint_at_start)
+        """Whether the checkpoint of the start is still to be made, and no user code may run."""
         self.files = parts.files
         self.sandboxd_files = parts.sandboxd_files
         self.tree_files = parts.tree_files
@@ -120,6 +126,19 @@ class Engine:
         answer of a daemon does not wait for sessions.
         """
         self.sessions.start()
+
+    async def make_start_checkpoint(self) -> None:
+        """Make the checkpoint of ``--checkpoint-at-start``, unless a former daemon has made it: the
+        directories may not be as at the start any more. Then user code may run.
+
+        Raises ExecdError: the daemon must end.
+        """
+        if self.is_preparing:
+            from execd.engine.checkpoints import START
+
+            if all(each.id != START for each in self.checkpoints.list()):
+                await self.checkpoints.create(START, self.config.checkpoint_at_start)
+            self.is_preparing = False
 
     async def start_entrypoint(
         self, entrypoint: Entrypoint, environment: Mapping[str, str] = os.environ
@@ -186,6 +205,8 @@ class Engine:
         """The reason why a command that is sent now would not run; None: the command would run."""
         if self.is_draining:
             return Obstacle("draining", "draining; use another sandbox")
+        if self.is_preparing:
+            return Obstacle("checkpoint", PREPARING)
         if not self.warden.up.is_set():
             return Obstacle("warden", "no warden at the moment; repeat the request")
         if trouble := self._parts.default_shell.trouble:
@@ -269,6 +290,10 @@ class Engine:
             bash=self.find_program("bash") or "bash",
         )
 
+    @property
+    def checkpoints(self) -> Checkpoints:
+        return self._parts.checkpoints
+
     # Commands.
 
     def submit(self, submission: Submission) -> Submitted:
@@ -289,6 +314,8 @@ class Engine:
         command = self._complete(submission.command)
         if self.is_draining:
             raise Unavailable("execd is shutting down; repeat the request when execd is back")
+        if self.is_preparing:
+            raise Unavailable(PREPARING)
         context = self._parts
         names = self._idempotency.register(submission, is_kept=command.may_be_detached)
         runner = CommandRunner(context, self._parts.starts, names.id, submission.after)
@@ -296,6 +323,8 @@ class Engine:
         return self._idempotency.add(execution.begin(), request_key)
 
     def _submit_cell(self, submission: Submission, options: CellOptions) -> Submitted:
+        if self.is_preparing:
+            raise Unavailable(PREPARING)
         command, session = submission.command, self.sessions.find(options.session_id)
         is_new = session is None and options.makes_session
         if is_new:

@@ -126,7 +126,7 @@ def _copy_single_file(
             ),
         )
         try:
-            n_bytes = _copy_bytes(fd, draft.write, draft.skip, stop)
+            n_bytes = copy_bytes(fd, draft.write, draft.skip, stop)
             draft.commit()
         finally:
             draft.abort()
@@ -137,7 +137,7 @@ def _copy_single_file(
         os.close(fd)
 
 
-def _copy_bytes(
+def copy_bytes(
     source: int,
     put: Callable[[bytes], object],
     skip: Callable[[int], object],
@@ -300,7 +300,7 @@ def _copy_file(
             write.write_all(made, data)
 
         try:
-            n_bytes = _copy_bytes(source, put, partial(write.leave_hole, made), stop)
+            n_bytes = copy_bytes(source, put, partial(write.leave_hole, made), stop)
             os.fchmod(made, stat.S_IMODE(info.st_mode) & 0o777)
             if keeps_times:
                 os.utime(made, ns=(info.st_atime_ns, info.st_mtime_ns))

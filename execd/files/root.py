@@ -138,14 +138,17 @@ class Root:
         except OSError as error:
             raise blame(error, f"base dir {self.base_dir!r} cannot be made again") from error
 
+    def forbidden(self) -> Forbidden:
+        """Return the files that no walk below the root may touch, as they are now."""
+        return Forbidden(self._devices, frozenset(self._own_identities()))
+
     def _base_names(self) -> Iterator[bytes]:
         yield os.fsencode(self.base_dir)
         # The output of pwd in the base dir. Looked up only if the first name does not match.
         yield os.path.realpath(os.fsencode(self.base_dir))
 
     def _walk(self, path: bytes, follow: bool) -> ResolvedPath:
-        forbidden = Forbidden(self._devices, frozenset(self._own_identities()))
-        resolved = ResolvedPath(*self._open_base(), forbidden)
+        resolved = ResolvedPath(*self._open_base(), self.forbidden())
         with undoing(resolved.close):
             resolved.walk(path, follow=follow)
         return resolved

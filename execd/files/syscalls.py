@@ -1,4 +1,4 @@
-"""System calls that the standard library lacks: statfs(2), renameat2(2), unshare(2)."""
+"""System calls that the standard library lacks: statfs(2), renameat2(2), unshare(2), syncfs(2)."""
 
 from __future__ import annotations
 
@@ -49,6 +49,13 @@ def is_kernel_interface(fd: int) -> bool:
     if _libc.fstatfs(fd, ctypes.byref(found)) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return found.f_type & 0xFFFFFFFF in KERNEL_INTERFACES
+
+
+def sync_file_system(fd: int) -> None:
+    """Write all changed pages of the file system to its disk. ``fd``: of any file there, and not
+    O_PATH. Raises OSError."""
+    if _libc.syncfs(fd) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def rename_without_replacing(

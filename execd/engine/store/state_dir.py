@@ -69,6 +69,8 @@ class StateDir:
         self.logs_dir = os.path.join(path, "logs")
         self.used_bytes = 0
         self.max_bytes = max_bytes
+        self._budget = threading.Lock()
+        """Held to change ``used_bytes``: the threads of checkpoints take of the budget too."""
         self._path = path
         self._on_failure = on_failure
         self._last_failure: str | None = None
@@ -178,16 +180,19 @@ class StateDir:
         return Spool(self, os.path.join("logs", name), max_bytes)
 
     def reserve(self, wanted_bytes: int) -> int:
-        """Take up to ``wanted_bytes`` of the disk budget. Return the number of bytes granted."""
+        """Take up to ``wanted_bytes`` of the disk budget. Return the number of bytes granted. Any
+        thread may call."""
         assert wanted_bytes >= 0
-        granted_bytes = max(0, min(wanted_bytes, self.max_bytes - self.used_bytes))
-        self.used_bytes += granted_bytes
+        with self._budget:
+            granted_bytes = max(0, min(wanted_bytes, self.max_bytes - self.used_bytes))
+            self.used_bytes += granted_bytes
         return granted_bytes
 
     def release(self, size_bytes: int) -> None:
         """Return granted bytes to the disk budget."""
-        assert 0 <= size_bytes <= self.used_bytes, "more is returned than was granted"
-        self.used_bytes -= size_bytes
+        with self._budget:
+            assert 0 <= size_bytes <= self.used_bytes, "more is returned than was granted"
+            self.used_bytes -= size_bytes
 
     def close(self, within_seconds: float = DISK_SECONDS) -> None:
         """Close everything. Wait ``within_seconds`` at most for the journal's last records."""

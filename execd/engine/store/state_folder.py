@@ -1,6 +1,7 @@
 """The folder of the state dir: found, opened, locked, checked, and made again when removed.
 
     bin/    links python and python3, for PATH; in namespaces user code sees only this directory
+    checkpoints/ manifests and contents, see ``files.checkpoints.shelf``; made at the first use
     logs/   one file for each spooled stream, removed with its execution
     journal keyed and detached executions, see ``journal``; beside it journal.damaged, if a line
             of it was damaged
@@ -82,6 +83,14 @@ class StateFolder:
         """/proc/self/fd/N: follows the folder when user code renames the folder. Only this process
         can use the path."""
         return f"/proc/self/fd/{self.dir_fd}"
+
+    def has(self, name: str) -> bool:
+        """Whether the folder has a file or folder of this name."""
+        try:
+            os.stat(name, dir_fd=self.dir_fd, follow_symlinks=False)
+        except OSError:
+            return False
+        return True
 
     def view(self) -> View:
         """Tell the next warden which folder to cover.

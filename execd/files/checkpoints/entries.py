@@ -1,7 +1,7 @@
 """What a checkpoint knows of a directory tree: an entry for each file, and the manifest of a root.
 
-Pure values. ``scan`` makes manifests, ``compare`` finds the changes between two of them, ``restore``
-makes a tree as in its manifest again.
+Pure values. ``scan`` makes manifests, ``compare`` finds the changes between two of them,
+``restore`` makes a tree as in its manifest again.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from typing import Literal
 
 import msgspec
 
-EntryType = Literal["file", "directory", "link", "fifo", "socket", "device"]
-ChangeKind = Literal["created", "modified", "deleted", "type", "mode"]
+from execd.model import EntryChange, EntryType  # noqa: TC001  # msgspec reads the annotations
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One name in the tree."""
 
     path: bytes
@@ -35,7 +34,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     target: bytes = b""
     """Of a link."""
     attributes: dict[bytes, bytes] = {}
-    """The extended attributes ``user.*``."""
+    """The extended attributes ``user.*``, access lists and file capabilities; and ``flags``, the
+    flags of chattr(1) that forbid changes."""
     digest: bytes = b""
     """SHA-256 of a file's content; empty: nobody has read the content."""
     trouble: str = ""
@@ -51,6 +51,11 @@ class Manifest(msgspec.Struct, frozen=True):
     has_content: bool
     """False for a watched directory, of which only the manifest is kept."""
     entries: list[Entry]
+    began_ns: int = 0
+    """When the scan began, by the clock of the file system. A file that changed later, or shortly
+    before, may change again and keep its ctime: a scan never takes over its digest."""
+    is_told_by_ctime: bool = False
+    """Whether the file system sets ctime for each write, also for a write through a mapping."""
 
     @property
     def n_files(self) -> int:
@@ -65,7 +70,7 @@ class Change(msgspec.Struct, frozen=True):
     """A difference between a checkpoint and the present."""
 
     root: str
-    kind: ChangeKind
+    kind: EntryChange
     old: Entry | None
     """None: created since."""
     new: Entry | None
@@ -77,3 +82,68 @@ class Change(msgspec.Struct, frozen=True):
         entry = self.new or self.old
         assert entry is not None, "a change has a side"
         return entry.path
+
+    @property
+    def full_path(self) -> str:
+        """As user code sees the path: absolute."""
+        return full_path(self.root, self.path)
+
+
+def full_path(root: str, path: bytes) -> str:
+    """Return the absolute path of an entry."""
+    below = path.decode("utf-8", "surrogateescape")
+    return root.rstrip("/") + "/" + below if below else root
+
+
+class Trouble(msgspec.Struct, frozen=True):
+    """A file that could not be read or restored."""
+
+    path: str
+    """As user code sees the path: absolute."""
+    message: str
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """A file that is not as in the checkpoint."""
+
+    path: str
+    """As user code sees the path: absolute."""
+    message: str
+    kind: Literal["file"] = "file"
+
+
+class CheckpointRoot(msgspec.Struct, frozen=True):
+    """A directory of a checkpoint."""
+
+    path: str
+    """Absolute, without links."""
+    n_files: int
+    n_bytes: int
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """The facts of a checkpoint."""
+
+    id: str
+    created_at: float
+    """Seconds since 1970."""
+    roots: list[CheckpointRoot]
+    """The directories whose content is kept."""
+    watched: list[CheckpointRoot]
+    """The directories of which the manifest alone is kept."""
+    exclude: list[str]
+    """Patterns of paths below each directory that are left out."""
+    duration_seconds: float
+
+    @property
+    def n_bytes(self) -> int:
+        """The bytes of all files whose content is kept."""
+        return sum(root.n_bytes for root in self.roots)
+
+
+class StoredCheckpoint(msgspec.Struct, frozen=True):
+    """A checkpoint as it is on the disk."""
+
+    facts: Checkpoint
+    manifests: list[Manifest]
+    """Those of ``roots``, then those of ``watched``."""

@@ -1,0 +1,316 @@
+"""Checkpoints of directories for the event loop: make, compare, restore and verify.
+
+* One operation at a time, because a restore, a new checkpoint and a removal must not meet.
+* User code can call the routes, so all work on its files runs on threads that act as the user of
+  commands. The daemon's own folder (``Shelf``) is touched with the daemon's rights only, and hands
+  out descriptors.
+* A cancelled caller leaves its operation to the thread, which ends early where it can. The next
+  operation waits for that end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from execd.engine.sessions.session_table import check_id
+from execd.engine.store.state_dir import StateDirError
+from execd.errors import Conflict, InvalidArgument, NotFound, Unavailable
+from execd.files.checkpoints.crew import Crew
+
+# Exported to the api, which must not import from the layer ``files``.
+from execd.files.checkpoints.entries import CheckpointRoot as CheckpointRoot
+from execd.files.checkpoints.operations import How as How
+from execd.files.checkpoints.operations import Operations, Request
+from execd.files.checkpoints.operations import Restored as Restored
+from execd.files.checkpoints.operations import Verified as Verified
+from execd.files.checkpoints.shelf import Damaged, Shelf
+from execd.proc.spawn import KEEP_IDENTITY, act_as
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from execd.engine.store.state_dir import StateDir
+    from execd.files.checkpoints.entries import Change as Change
+    from execd.files.checkpoints.entries import Checkpoint as Checkpoint
+    from execd.files.checkpoints.entries import Entry as Entry
+    from execd.files.checkpoints.entries import StoredCheckpoint
+    from execd.files.root import Root
+    from execd.proc.spawn import Identity
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+START = "start"
+"""The checkpoint that a reset takes by itself: never removed or replaced."""
+N_HELPERS = 3
+"""Threads that hash and copy beside the thread of the operation. A disk serves several at once."""
+
+
+class Checkpoints:
+    """All checkpoints of the state dir. ``close`` refuses further operations."""
+
+    def __init__(self, store: StateDir, root: Root, identity: Identity, max_bytes: int) -> None:
+        """``root``: with paths as user code sees them. ``max_bytes``: of all checkpoints."""
+        self._store = store
+        self._root = root
+        self._max_bytes = max_bytes
+        self._table: dict[str, Checkpoint] = {}
+        self._lock = asyncio.Lock()
+        begin = None if identity == KEEP_IDENTITY else partial(act_as, identity)
+        self._threads = ThreadPoolExecutor(
+            N_HELPERS + 1, thread_name_prefix="checkpoints", initializer=begin
+        )
+        self._own_thread = (
+            None
+            if identity == KEEP_IDENTITY
+            else ThreadPoolExecutor(1, thread_name_prefix="checkpoint-shelf")
+        )
+        self._opened_shelf: Shelf | None = None
+        self._used_bytes = 0
+        """Taken of the state dir's budget."""
+        crew = Crew(self._threads, N_HELPERS)
+        self._operations = Operations(root, self._own, crew, self._shelf)
+
+    # Life.
+
+    async def load(self) -> None:
+        """Read the checkpoints of a former daemon, and remove what such a daemon has left behind
+        half made. Raises StateDirError."""
+        try:
+            await self._run(lambda _: self._own(self._load))
+        except OSError as error:
+            raise StateDirError(f"--state-dir: checkpoints: {error.strerror}") from error
+
+    def _load(self) -> None:
+        shelf = self._shelf()
+        for checkpoint_id in shelf.ids():
+            try:
+                self._table[checkpoint_id] = shelf.load(checkpoint_id).facts
+            except Damaged as error:
+                extra = {"checkpoint_id": checkpoint_id, "error": str(error)}
+                log.error("a checkpoint is damaged, and is removed", extra=extra)
+        self._sweep()
+
+    def close(self) -> None:
+        """Does not wait for the threads: a disk may hang."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._own_thread is not None:
+            self._own_thread.shutdown(wait=False)
+
+    # Operations.
+
+    async def create(
+        self,
+        checkpoint_id: str | None,
+        roots: Sequence[str],
+        watched: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+    ) -> Checkpoint:
+        """Keep the content of ``roots`` and the manifests of ``watched``.
+
+        Raises InvalidArgument and NotFound, which name the field; Conflict (the id is taken, a file
+        cannot be read); PayloadTooLarge (too many files); NoSpace, with ``needed_bytes``.
+        """
+        request = Request(check_id(checkpoint_id), roots, watched, exclude)
+        if not roots and not watched:
+            raise InvalidArgument("roots: at least one directory", field="roots")
+
+        def work(stop: Callable[[], bool]) -> Checkpoint:
+            if request.id in self._table:
+                raise Conflict(
+                    f"there is a checkpoint {request.id!r} already; delete it, or use another id"
+                    if request.id != START
+                    else f"there is a checkpoint {START!r} already, and it is never replaced"
+                )
+            try:
+                made = self._operations.create(request, self._reserve, stop)
+                self._table[request.id] = made
+            finally:
+                self._own(self._sweep)
+            return made
+
+        return await self._run(work)
+
+    def get(self, checkpoint_id: str) -> Checkpoint:
+        """Raises NotFound."""
+        found = self._table.get(checkpoint_id)
+        if found is None:
+            raise NotFound(f"there is no checkpoint {checkpoint_id!r}")
+        return found
+
+    async def delete(self, checkpoint_id: str) -> None:
+        """Remove a checkpoint. Raises NotFound, Conflict for ``START``."""
+        if checkpoint_id == START:
+            self.get(checkpoint_id)
+            raise Conflict(f"the checkpoint {START!r} is never removed")
+
+        def remove() -> None:
+            self.get(checkpoint_id)
+            self._shelf().remove(checkpoint_id)
+            del self._table[checkpoint_id]
+            self._sweep()
+
+        await self._run(lambda _: self._own(remove))
+
+    async def changes(self, checkpoint_id: str, path: str | None = None) -> list[Change]:
+        """Return what has changed since, in the order of roots and names. ``path``: only this file,
+        or what is below this directory.
+
+        Raises NotFound, InvalidArgument (the path is in no root), Conflict, PayloadTooLarge.
+        """
+        self.get(checkpoint_id)
+        return await self._run(lambda stop: self._changes(checkpoint_id, path, stop))
+
+    def _changes(
+        self, checkpoint_id: str, path: str | None, stop: Callable[[], bool]
+    ) -> list[Change]:
+        stored = self._stored(checkpoint_id)
+        if path is None:
+            return self._operations.changes(stored, stop)
+        joined = os.path.join(self._root.base_dir, path)
+        wanted = {os.path.normpath(joined), os.path.realpath(joined)}
+        roots = [manifest.root for manifest in stored.manifests]
+        if not any(_is_in(each, root) or _is_in(root, each) for each in wanted for root in roots):
+            raise InvalidArgument(
+                f"path: {path!r} is in no directory of the checkpoint", field="path"
+            )
+        return [
+            change
+            for change in self._operations.changes(stored, stop)
+            if any(_is_in(change.full_path, each) for each in wanted)
+        ]
+
+    async def restore(self, checkpoint_id: str, how: How = "auto") -> Restored:
+        """Make the roots as they were. What cannot be restored is in the result.
+
+        Raises NotFound.
+        """
+        self.get(checkpoint_id)
+        return await self._run(
+            lambda stop: self._operations.restore(self._stored(checkpoint_id), how, stop),
+            stops=False,
+        )
+
+    async def verify(self, checkpoint_id: str, how: How = "auto") -> Verified:
+        """Compare roots and watched directories with the checkpoint. Raises NotFound."""
+        self.get(checkpoint_id)
+        return await self._run(
+            lambda stop: self._operations.verify(self._stored(checkpoint_id), how, stop)
+        )
+
+    def open_old(self, checkpoint_id: str, entry: Entry) -> int:
+        """Open the kept content of a file; the caller closes the descriptor. Blocking. Raises
+        OSError if the checkpoint was deleted meanwhile."""
+        self.get(checkpoint_id)
+        return self._operations.open_old(entry)
+
+    def open_new(self, root: str, entry: Entry) -> int:
+        """Open a present file, if it is the scanned one; the caller closes the descriptor.
+        Blocking, for a thread of ``run``. Raises Conflict, OSError."""
+        return self._operations.open_new(root, entry)
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """Run ``call`` on a thread that acts as the user, beside other operations."""
+        return await self._result(self._submit(call))
+
+    # Steps.
+
+    async def _run(self, work: Callable[[Callable[[], bool]], T], *, stops: bool = True) -> T:
+        """Run an operation alone. ``work`` gets a function to ask whether the caller is gone.
+        ``stops``: whether the operation ends early then."""
+        await self._lock.acquire()
+        stopped = threading.Event()
+        try:
+            future = self._submit(lambda: work(stopped.is_set))
+        except BaseException:
+            self._lock.release()
+            raise
+        future.add_done_callback(self._release)
+        try:
+            return await self._result(future)
+        finally:
+            if stops:
+                stopped.set()
+
+    def _submit(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        try:
+            return asyncio.get_running_loop().run_in_executor(self._threads, call)
+        except RuntimeError:
+            raise Unavailable(
+                "no more checkpoints: execd is shutting down; repeat the request when execd is back"
+            ) from None
+
+    async def _result(self, future: asyncio.Future[T]) -> T:
+        await asyncio.wait((future,))
+        try:
+            return future.result()
+        except BrokenExecutor:
+            raise Unavailable(
+                "no checkpoints: the daemon cannot act as the user that commands run as; restart "
+                "execd, or set another --run-as"
+            ) from None
+
+    def _release(self, future: asyncio.Future[T]) -> None:
+        self._lock.release()
+        if not future.cancelled():
+            future.exception()  # of a caller that is gone
+
+    def _own(self, call: Callable[[], T]) -> T:
+        """Run a call with the daemon's rights."""
+        return call() if self._own_thread is None else self._own_thread.submit(call).result()
+
+    def _shelf(self) -> Shelf:
+        if self._opened_shelf is None:
+            self._opened_shelf = Shelf(self._store.folder.dir_fd)
+        return self._opened_shelf
+
+    def _stored(self, checkpoint_id: str) -> StoredCheckpoint:
+        """Raises NotFound."""
+        self.get(checkpoint_id)
+        try:
+            return self._own(lambda: self._shelf().load(checkpoint_id))
+        except Damaged as error:
+            raise NotFound(
+                f"the files of the checkpoint {checkpoint_id!r} are damaged or gone: {error}"
+            ) from None
+
+    def _reserve(self, n_bytes: int) -> int:
+        """Take room for a new checkpoint. Return the bytes that are lacking; nothing is taken
+        then."""
+        lacking_bytes = max(0, self._used_bytes + n_bytes - self._max_bytes)
+        if not lacking_bytes:
+            granted_bytes = self._store.reserve(n_bytes)
+            lacking_bytes = n_bytes - granted_bytes
+            if lacking_bytes:
+                self._store.release(granted_bytes)
+            else:
+                self._used_bytes += n_bytes
+        return lacking_bytes
+
+    def _sweep(self) -> None:
+        """Remove what belongs to no checkpoint, and take the budget for the rest."""
+        try:
+            n_bytes = self._shelf().sweep(self._table)
+        except (OSError, Damaged) as error:
+            log.error("the folder of checkpoints cannot be tidied", extra={"error": str(error)})
+            return
+        if n_bytes > self._used_bytes:
+            self._used_bytes += self._store.reserve(n_bytes - self._used_bytes)
+        else:
+            self._store.release(self._used_bytes - n_bytes)
+            self._used_bytes = n_bytes
+
+    def list(self) -> list[Checkpoint]:
+        """Return all checkpoints, the oldest first. Behind the annotations with ``list``."""
+        return sorted(self._table.values(), key=lambda each: (each.created_at, each.id))
+
+
+def _is_in(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(directory.rstrip("/") + "/")

@@ -1,0 +1,85 @@
+"""The changes between two manifests of a root. Pure.
+
+A file has changed if its content, its owner, its attributes or its hard links differ. Device, inode
+and ctime are no change: a restored file has others. The time of the last change of the content
+counts only for a restore and its proof (``times``): a harness that takes the work of an agent does
+not ask who called touch(1). The times of watched directories never count, since a file that was
+made and removed again leaves nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from execd.files.checkpoints.entries import Change, Entry, Manifest
+
+if TYPE_CHECKING:
+    from execd.model import EntryChange
+
+
+def compare(old: Manifest, new: Manifest, *, times: bool = False) -> list[Change]:
+    """Return the changes in the order of a walk. ``times``: a time of the content counts too."""
+    were = {entry.path: entry for entry in old.entries}
+    groups, old_groups = link_groups(new), link_groups(old)
+    changes: list[Change] = []
+    for entry in new.entries:
+        was = were.pop(entry.path, None)
+        if was is entry and not entry.trouble:
+            continue
+        if was is None:
+            changes.append(Change(new.root, "created", None, entry))
+            continue
+        has_other_links = groups.get(entry.path) != old_groups.get(entry.path)
+        counts_time = times and (old.has_content or entry.type != "directory")
+        kind = _difference(was, entry, counts_time=counts_time, has_other_links=has_other_links)
+        if kind is not None:
+            changes.append(Change(new.root, kind, was, entry))
+    changes.extend(Change(new.root, "deleted", was, None) for was in were.values())
+    changes.sort(key=lambda change: in_walk_order(change.path))
+    return changes
+
+
+def in_walk_order(path: bytes) -> bytes:
+    """Return the key of a path by which a directory comes just before its content."""
+    return path.replace(b"/", b"\0")
+
+
+def link_groups(manifest: Manifest) -> dict[bytes, bytes]:
+    """Return for each path of a file with several names the first path of the same file."""
+    firsts: dict[tuple[int, int], bytes] = {}
+    linked = [each for each in manifest.entries if each.n_links > 1 and each.type != "directory"]
+    linked.sort(key=lambda each: in_walk_order(each.path))
+    return {
+        entry.path: firsts.setdefault((entry.device, entry.inode), entry.path) for entry in linked
+    }
+
+
+def _difference(
+    was: Entry, entry: Entry, *, counts_time: bool, has_other_links: bool
+) -> EntryChange | None:
+    if was.type != entry.type:
+        return "type"
+    nobody_can_read = was.type == "file" and not was.digest
+    if (
+        was.trouble
+        or (entry.trouble and not nobody_can_read)
+        or has_other_links
+        or has_other_content(was, entry)
+        or (was.uid, was.gid, was.attributes) != (entry.uid, entry.gid, entry.attributes)
+        or (entry.type != "directory" and was.n_links != entry.n_links)
+        or (counts_time and was.modified_ns != entry.modified_ns)
+    ):
+        return "modified"
+    return "mode" if was.mode != entry.mode else None
+
+
+def has_other_content(was: Entry, entry: Entry) -> bool:
+    """Return whether the bytes of a file, or the target of a link, may differ. A file that nobody
+    can read has changed if the kernel shows a change."""
+    if was.digest or entry.digest or entry.type != "file":
+        return (was.digest, was.target) != (entry.digest, entry.target)
+    return (was.inode, was.changed_ns, was.size_bytes) != (
+        entry.inode,
+        entry.changed_ns,
+        entry.size_bytes,
+    )

@@ -1,0 +1,303 @@
+"""Make a tree as in its manifest again.
+
+Theory. The changes are those of a scan a moment ago, and user code may change the tree meanwhile.
+So every step names a file by the descriptor of its directory, reached without links, and a single
+name. No step follows a link, and none writes into a file that user code may have opened or linked:
+a file with another content is replaced by a new one, in one step. Attributes of a file are set in
+place only if the file is the scanned one, and has the same hard links as in the checkpoint.
+
+An error concerns one file, and becomes a ``Trouble``. Nothing here says that the tree is as before:
+another scan does.
+
+The order: what was created goes first, which makes room on a full disk; then directories, files,
+links between files; at last the attributes of directories, the deepest first, because a directory
+may forbid its owner to write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from typing import TYPE_CHECKING, NamedTuple
+
+from execd.errors import ExecdError
+from execd.files.change import remove_below
+from execd.files.checkpoints.compare import has_other_content, in_walk_order, link_groups
+from execd.files.checkpoints.content import copy_content
+from execd.files.checkpoints.directories import Directories
+from execd.files.checkpoints.entries import Change, Entry, Manifest, Trouble, full_path
+from execd.files.checkpoints.scan import FLAGS, READ_FILE, clear_flags, read_attributes
+from execd.files.resolve import TreeChanged, identity, open_and_stat
+from execd.files.write import TEMPORARY_PREFIX, replace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from execd.files.resolve import Forbidden
+
+_CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_ENTRY = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Parts(NamedTuple):
+    """What a restore needs beside the manifest."""
+
+    top: int
+    """The root (O_PATH)."""
+    forbidden: Forbidden
+    open_content: Callable[[bytes], int]
+    """Opens the kept content with a digest; the restore closes it. Raises OSError."""
+    stop: Callable[[], bool]
+
+
+class Outcome(NamedTuple):
+    n_restored: int
+    n_removed: int
+    troubles: list[Trouble]
+
+
+def restore(manifest: Manifest, changes: list[Change], parts: Parts) -> Outcome:
+    """Undo the changes, which are in the order of a walk. Raises nothing for a single file."""
+    run = _Restore(manifest, parts)
+    with run.directories:
+        run.undo(changes)
+    return Outcome(run.n_restored, run.n_removed, run.troubles)
+
+
+class _Restore:
+    def __init__(self, manifest: Manifest, parts: Parts) -> None:
+        self.directories = Directories(parts.top)
+        self.n_restored = 0
+        self.n_removed = 0
+        self.troubles: list[Trouble] = []
+        self._manifest = manifest
+        self._parts = parts
+        self._old = {entry.path: entry for entry in manifest.entries}
+        self._groups = link_groups(manifest)
+        self._touched: set[bytes] = set()
+        """Directories in which names were changed, so that their times have to be set."""
+
+    def undo(self, changes: list[Change]) -> None:
+        gone: bytes | None = None
+        for change in changes:
+            if change.new is None or (change.old is not None and change.kind != "type"):
+                continue
+            if gone is None or not change.path.startswith(gone):
+                done = self._try(change.path, self._remove, change.new)
+                gone = change.path + b"/" if done and change.new.type == "directory" else gone
+            else:
+                done = True
+            self.n_removed += done and change.old is None
+        fixed: list[Entry] = []
+        made: dict[bytes, None] = {}
+        for change in changes:
+            old, new = change.old, change.new
+            if old is None:
+                continue
+            if old.type == "directory":
+                if new is None or new.type != "directory":
+                    self._try(old.path, self._make_directory, old)
+                self._touched.add(old.path)
+                self.n_restored += 1
+            elif new is not None and self._is_fixable(old, new):
+                fixed.append(new)
+            else:
+                made.update(dict.fromkeys(self._with_links(old.path)))
+        for path in made:
+            self.n_restored += self._try(path, self._replace, self._old[path])
+        for new in fixed:
+            if new.path not in made:
+                self.n_restored += self._try(new.path, self._fix, new)
+        for path in sorted(self._touched, key=in_walk_order, reverse=True):
+            if path in self._old:
+                self._try(path, self._finish_directory, self._old[path])
+
+    def _with_links(self, path: bytes) -> Iterable[bytes]:
+        """The names of a file, the first of the checkpoint first."""
+        first = self._groups.get(path)
+        if first is None:
+            return (path,)
+        return (name for name, its_first in self._groups.items() if its_first == first)
+
+    def _is_fixable(self, old: Entry, new: Entry) -> bool:
+        """Whether the file is as before but for its attributes, also for its hard links."""
+        return (
+            old.type == new.type
+            and not new.trouble
+            and old.n_links == new.n_links
+            and (new.n_links == 1 or (old.device, old.inode) == (new.device, new.inode))
+            and not has_other_content(old, new)
+            and not new.attributes.get(FLAGS)
+        )
+
+    def _try(self, path: bytes, act: Callable[[Entry], None], entry: Entry) -> bool:
+        """Return whether the step was done. Files that forbid changes lose the flag first."""
+        for is_last in (False, True):
+            try:
+                if self._parts.stop():
+                    raise TreeChanged
+                act(entry)
+                return True
+            except OSError as error:
+                if error.errno == errno.EPERM and not is_last and self._clear_flags(path):
+                    continue
+                self._note(path, error.strerror or "input/output error")
+            except TreeChanged:
+                self._note(path, "the directory was changed meanwhile")
+            except ExecdError as error:
+                self._note(path, error.message)
+            return False
+        raise AssertionError("the second round returns")
+
+    def _note(self, path: bytes, message: str) -> None:
+        self.troubles.append(Trouble(full_path(self._manifest.root, path), message))
+
+    # Steps. Each raises OSError, TreeChanged.
+
+    def _remove(self, entry: Entry) -> None:
+        parent, name = self.directories.open_parent(entry.path)
+        self._touch(entry.path)
+        try:
+            if entry.type == "directory":
+                remove_below(parent, name, self._parts.forbidden)
+                self.directories.close()
+            else:
+                os.unlink(name, dir_fd=parent)
+        except FileNotFoundError:
+            pass
+
+    def _make_directory(self, entry: Entry) -> None:
+        parent, name = self.directories.open_parent(entry.path)
+        os.mkdir(name, 0o700, dir_fd=parent)
+        self._touch(entry.path)
+
+    def _replace(self, entry: Entry) -> None:
+        """Put a new file in the place of what is there."""
+        temporary = TEMPORARY_PREFIX + secrets.token_hex(8).encode()
+        first = self._groups.get(entry.path, entry.path)
+        first_parent, first_name = self.directories.open_parent(first)
+        first_parent = os.dup(first_parent)
+        try:
+            parent, name = self.directories.open_parent(entry.path)
+            self._touch(entry.path)
+            try:
+                if first == entry.path:
+                    self._make(entry, parent, temporary)
+                    self._set_attributes(parent, temporary, entry)
+                else:
+                    os.link(
+                        first_name,
+                        temporary,
+                        src_dir_fd=first_parent,
+                        dst_dir_fd=parent,
+                        follow_symlinks=False,
+                    )
+                if not replace(parent, temporary, parent, name, entry.mode):
+                    self._set_attributes(parent, name, entry)  # of a mounted file
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary, dir_fd=parent)
+                raise
+        finally:
+            os.close(first_parent)
+
+    def _make(self, entry: Entry, parent: int, name: bytes) -> None:
+        match entry.type:
+            case "file":
+                fd = os.open(name, _CREATE, 0o600, dir_fd=parent)
+                try:
+                    content = self._parts.open_content(entry.digest)
+                    try:
+                        copy_content(content, fd, self._parts.stop)
+                    finally:
+                        os.close(content)
+                finally:
+                    os.close(fd)
+            case "link":
+                os.symlink(entry.target, name, dir_fd=parent)
+            case "fifo":
+                os.mkfifo(name, 0o600, dir_fd=parent)
+            case "socket":
+                os.mknod(name, stat.S_IFSOCK | 0o600, dir_fd=parent)
+            case _:
+                raise OSError(errno.EPERM, "a device, which execd does not make")
+
+    def _fix(self, new: Entry) -> None:
+        """Give the scanned file its former attributes."""
+        parent, name = self.directories.open_parent(new.path)
+        self._set_attributes(parent, name, self._old[new.path], new)
+
+    def _finish_directory(self, entry: Entry) -> None:
+        if entry.path:
+            self._set_attributes(*self.directories.open_parent(entry.path), entry)
+        else:
+            _set_attributes(self._parts.top, os.fstat(self._parts.top), entry)
+
+    def _touch(self, path: bytes) -> None:
+        self._touched.add(path.rpartition(b"/")[0])
+
+    def _set_attributes(
+        self, parent: int, name: bytes, entry: Entry, scanned: Entry | None = None
+    ) -> None:
+        fd, info = open_and_stat(name, _ENTRY, parent)
+        try:
+            if stat.S_ISDIR(info.st_mode) != (entry.type == "directory"):
+                raise TreeChanged
+            if scanned is not None and (*identity(info), info.st_nlink) != (
+                scanned.device,
+                scanned.inode,
+                scanned.n_links,
+            ):
+                raise TreeChanged
+            if entry.type == "link":
+                _set_link_attributes(parent, name, entry)
+            else:
+                _set_attributes(fd, info, entry)
+        finally:
+            os.close(fd)
+
+    def _clear_flags(self, path: bytes) -> bool:
+        """Clear the flags that forbid changes, of the file and of its directory. Return whether
+        there were any."""
+        try:
+            parent, name = self.directories.open_parent(path)
+            return _clear_flags(parent, b".") | _clear_flags(parent, name)
+        except OSError:
+            return False
+
+
+def _set_link_attributes(parent: int, name: bytes, entry: Entry) -> None:
+    info = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    if (info.st_uid, info.st_gid) != (entry.uid, entry.gid):
+        os.chown(name, entry.uid, entry.gid, dir_fd=parent, follow_symlinks=False)
+    times = (info.st_atime_ns, entry.modified_ns)
+    os.utime(name, ns=times, dir_fd=parent, follow_symlinks=False)
+
+
+def _set_attributes(fd: int, info: os.stat_result, entry: Entry) -> None:
+    """Set owner, mode, attributes and time of the file ``fd`` (O_PATH), which is no link."""
+    path = f"/proc/self/fd/{fd}"
+    if (info.st_uid, info.st_gid) != (entry.uid, entry.gid):
+        os.chown(path, entry.uid, entry.gid)
+    os.chmod(path, entry.mode)  # after chown(2), which clears setuid
+    present = read_attributes(fd, b"", with_flags=False)
+    for name in present.keys() - entry.attributes.keys():
+        os.removexattr(path, name)
+    for name, value in entry.attributes.items():
+        if name != FLAGS and present.get(name) != value:
+            os.setxattr(path, name, value)
+    os.utime(path, ns=(info.st_atime_ns, entry.modified_ns))
+
+
+def _clear_flags(parent: int, name: bytes) -> bool:
+    try:
+        fd = os.open(name, READ_FILE, dir_fd=parent)
+    except OSError:
+        return False
+    try:
+        return clear_flags(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,117 @@
+"""The directories that a checkpoint may have for roots, and how they are found again.
+
+A path of a caller is walked once, with its links. The checkpoint remembers the path without links,
+and later opens it without following any: user code may have put a link in the place of a directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from execd.errors import ExecdError, InvalidArgument, NotFound, PermissionDenied
+from execd.files.checkpoints.directories import open_below_slash
+from execd.files.paths import decode
+from execd.files.root import Root, retry_on_change
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+DEVICES = b"/dev"
+
+
+class RootPlace(NamedTuple):
+    """A directory to be scanned."""
+
+    path: str
+    """Absolute, without links."""
+    directory: int
+    """O_PATH; the caller's."""
+    has_content: bool
+
+
+def open_places(
+    root: Root, roots: Sequence[str], watched: Sequence[str], stack: contextlib.ExitStack
+) -> list[RootPlace]:
+    """Open the directories of a request, which ``stack`` closes. The paths are as user code sees
+    them. A directory below another is left out.
+
+    Raises InvalidArgument and NotFound, which name the field.
+    """
+    places: list[RootPlace] = []
+    fields = [(f"roots[{number}]", path, True) for number, path in enumerate(roots)]
+    fields += [(f"watched[{number}]", path, False) for number, path in enumerate(watched)]
+    for field, path, has_content in fields:
+        try:
+            found, directory = retry_on_change(partial(_open_place, root, path), path)
+        except NotFound as error:
+            raise NotFound(f"{field}: {error.message}", field=field) from None
+        except PermissionDenied:
+            raise InvalidArgument(
+                f"{field}: {path!r} is of the kernel, of execd, or above", field=field
+            ) from None
+        except ExecdError as error:
+            raise InvalidArgument(f"{field}: {error.message}", field=field) from None
+        stack.callback(os.close, directory)
+        _refuse_borders(root, field, path, found)
+        places.append(RootPlace(decode(found), directory, has_content))
+    return [
+        place
+        for number, place in enumerate(places)
+        if not any(_covers(other, place, is_earlier=at < number) for at, other in enumerate(places))
+    ]
+
+
+def _covers(other: RootPlace, place: RootPlace, *, is_earlier: bool) -> bool:
+    if other.path == place.path:
+        return is_earlier
+    is_kept = other.has_content or not place.has_content
+    return is_kept and _is_in(os.fsencode(place.path), os.fsencode(other.path))
+
+
+def _open_place(root: Root, path: str) -> tuple[bytes, int]:
+    with root.resolve(path) as resolved:
+        if not resolved.exists:
+            raise NotFound(f"{path!r}: no such directory")
+        if resolved.names:
+            raise InvalidArgument(f"{path!r} is not a directory")
+        return b"/" + resolved.place, os.dup(resolved.directory)
+
+
+def _refuse_borders(root: Root, field: str, path: str, found: bytes) -> None:
+    """Raises InvalidArgument."""
+    if _is_in(found, DEVICES):
+        raise InvalidArgument(f"{field}: {path!r} is a directory of devices", field=field)
+    for own in root.own_dirs:
+        if _is_in(os.fsencode(os.path.realpath(own)), found):
+            raise InvalidArgument(
+                f"{field}: {path!r} holds the files of execd; name the directories of your "
+                "programs",
+                field=field,
+            )
+
+
+def _is_in(path: bytes, directory: bytes) -> bool:
+    """Whether a path is the directory, or lies below."""
+    return path == directory or path.startswith(directory.rstrip(b"/") + b"/")
+
+
+def open_again(path: str, *, makes: bool = False) -> int:
+    """Open a root of a checkpoint (O_PATH). ``makes``: put a directory in the place of whatever
+    user code has left there. Raises OSError."""
+    try:
+        return open_below_slash(path)
+    except OSError as error:
+        if not makes or error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
+    parent = open_below_slash(os.path.dirname(path))
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.basename(path), dir_fd=parent)
+        os.mkdir(os.path.basename(path), 0o700, dir_fd=parent)
+    finally:
+        os.close(parent)
+    return open_below_slash(path)
