@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import secrets
 import subprocess
@@ -33,13 +34,19 @@ EDIT = (
 )
 
 
+def make_checkpoint(target: Target, name: str, *roots: str) -> None:
+    body = json.dumps({"id": name, "roots": roots}).encode()
+    headers = {"Content-Type": "application/json"}
+    made = target.request("POST", "/v1/checkpoints", body, headers)
+    assert made.http_status == 201, made.content
+
+
 @pytest.fixture
 def start(target: Target, run: Run, folder: str) -> Iterator[str]:
     """A checkpoint of ``folder``/src."""
     run.out(f"cd {folder}; {MAKE_START}")
     name = f"exported-{secrets.token_hex(4)}"
-    made = target.request("POST", "/v1/checkpoints", {"id": name, "roots": [f"{folder}/src"]})
-    assert made.http_status == 201, made.content
+    make_checkpoint(target, name, f"{folder}/src")
     yield name
     target.request("DELETE", f"/v1/checkpoints/{name}")
 
@@ -162,7 +169,7 @@ def test_patch_of_several_roots_begins_at_the_root_of_the_tree(
     whole = run.out(f"cd {folder}; mkdir a b; pwd -P").strip().lstrip("/")
     name = f"exported-{secrets.token_hex(4)}"
     roots = [f"{folder}/a", f"{folder}/b"]
-    target.request("POST", "/v1/checkpoints", {"id": name, "roots": roots})
+    make_checkpoint(target, name, *roots)
     run.out(f"cd {folder}; printf x > a/x; printf y > b/y")
     lines = exported(target, name, "patch").content.decode().splitlines()
     found = [line for line in lines if line.startswith("+++ ")]

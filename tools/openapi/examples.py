@@ -8,6 +8,7 @@ an example.
 from __future__ import annotations
 
 from tools.openapi import (
+    checkpoint_examples,
     execution_examples,
     file_examples,
     python_runtime_examples,
@@ -21,6 +22,7 @@ EXAMPLES = (
     *python_runtime_examples.EXAMPLES,
     *execution_examples.EXAMPLES,
     *session_examples.EXAMPLES,
+    *checkpoint_examples.EXAMPLES,
     *sandbox_examples.EXAMPLES,
     Example(operation="delete_base_dir", parameters={"recursive": "true"}, status=204),
 )

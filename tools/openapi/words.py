@@ -39,6 +39,11 @@ TAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ("/v1/sessions", "/v1/code"),
     ),
     (
+        "checkpoints",
+        "Remember directories, tell what has changed, and make the sandbox as it was.",
+        ("/v1/checkpoints", "/v1/reset"),
+    ),
+    (
         "files",
         "Read, write, list, search, watch and move files.",
         ("/v1/files", "/v1/fs/", "/v1/archive", "/v1/watch"),
@@ -90,7 +95,7 @@ SOCKET_SECURITY_SCHEMES: dict[str, dict[str, Any]] = {
 """Further ways to give the token on a WebSocket."""
 
 PATH_PARAMETERS = {
-    "id": "The name of the execution or session.",
+    "id": "The name of the execution, session or checkpoint.",
     "path": "A path below the base dir, with slashes as they are; all other bytes may be "
     "percent-encoded. A path below the base dir may also be absolute.",
 }
@@ -136,7 +141,7 @@ REPLY_HEADERS: dict[str, tuple[tuple[int, ...], str]] = {
     "ETag": ((200, 204, 206, 304), "The entity tag of the content."),
     "Idempotent-Replayed": ((200, 202), "`true`: the reply of an earlier request."),
     "Last-Modified": ((200, 206, 304), "The date of the last change, in whole seconds."),
-    "Location": ((200, 201, 202), "The path of the execution or the session."),
+    "Location": ((200, 201, 202), "The path of the execution, the session or the checkpoint."),
     "Repr-Digest": ((200, 206), "`sha-256=:BASE64:` of the whole file, if asked for."),
     "Retry-After": ((429, 503), "How many seconds to wait before the next try."),
     "WWW-Authenticate": ((401,), '`Bearer realm="execd"`.'),

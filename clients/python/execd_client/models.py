@@ -19,6 +19,27 @@ class CellErrorReply(Struct, frozen=True, kw_only=True):
     traceback: list[str]
 
 
+class ChangeItem(Struct, frozen=True, kw_only=True):
+    path: str
+    change: str
+    type: str
+    size_bytes: int | None
+    was_size_bytes: int | None
+    path_percent_encoded: str | None = None
+
+
+class ChangesReply(Struct, frozen=True, kw_only=True):
+    items: list[ChangeItem]
+    next_cursor: str | None
+
+
+class CheckpointRootReply(Struct, frozen=True, kw_only=True):
+    path: str
+    files: int
+    bytes: int
+    path_percent_encoded: str | None = None
+
+
 class CommandCapabilities(Struct, frozen=True, kw_only=True):
     shell: bool
     cpus: float
@@ -85,6 +106,12 @@ class ExecutionStats(Struct, frozen=True, kw_only=True):
 
 
 ExitReason: TypeAlias = Annotated[str, Meta(title="ExitReason")]
+
+
+class FailedItem(Struct, frozen=True, kw_only=True):
+    path: str
+    message: str
+    path_percent_encoded: str | None = None
 
 
 class FileChange(Struct, frozen=True, kw_only=True):
@@ -164,6 +191,14 @@ class Protections(Struct, frozen=True, kw_only=True):
 class RefusalReply(Struct, frozen=True, kw_only=True):
     cause: str
     message: str
+
+
+class RestoreReply(Struct, frozen=True, kw_only=True):
+    restored: int
+    removed: int
+    unchanged: int
+    failed: list[FailedItem]
+    duration_seconds: float
 
 
 class SearchItem(Struct, frozen=True, kw_only=True):
@@ -271,6 +306,20 @@ class WrittenReply(Struct, frozen=True, kw_only=True):
 class BackgroundTruncation(Struct, frozen=True, kw_only=True):
     stdout: OmittedOutput | None = None
     stderr: OmittedOutput | None = None
+
+
+class CheckpointReply(Struct, frozen=True, kw_only=True):
+    id: str
+    created_at: str
+    roots: list[CheckpointRootReply]
+    watched: list[CheckpointRootReply]
+    exclude: list[str]
+    bytes: int
+    duration_seconds: float
+
+
+class CheckpointsReply(Struct, frozen=True, kw_only=True):
+    items: list[CheckpointReply]
 
 
 class DiskCapabilities(Struct, frozen=True, kw_only=True):

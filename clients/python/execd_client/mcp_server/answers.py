@@ -9,8 +9,11 @@ from execd_client.mcp_server import bounds
 from execd_client.results import CellResult
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from execd_client import Bundle, Result
-    from execd_client.models import ChangeReply, ExecutionItem, ExecutionReply, ResetReply
+    from execd_client.checkpointing import ResetReply
+    from execd_client.models import ChangeItem, ExecutionItem, ExecutionReply
 
 STEPS: list[tuple[type[execd_client.ExecdError], str]] = [
     (
@@ -101,7 +104,7 @@ def _bounded(name: str, text: str) -> str:
     return f"{name}:\n{text}"
 
 
-def of_changes(found: list[ChangeReply]) -> str:
+def of_changes(found: Sequence[ChangeItem]) -> str:
     """What has changed, one path a line."""
     if not found:
         return "nothing has changed"
@@ -122,11 +125,7 @@ def of_reset(outcome: ResetReply) -> str:
     """Whether a reset has left anything behind."""
     if outcome.clean:
         return "clean: the sandbox is as it was at the checkpoint"
-    found = [
-        f"{each.kind}: {each.path or each.pid or each.port or ''} {each.message}"
-        for each in outcome.differences.items
-    ]
-    shown = bounds.lines(found, "the rest is alike")
+    shown = bounds.lines(list(map(str, outcome.differences.items)), "the rest is alike")
     return f"NOT clean, {outcome.differences.total} differences:\n{shown}"
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from execd_client import AsyncExecd
-from execd_client.checkpoints import START
+from execd_client.checkpointing import START
 from execd_client.mcp_server import answers
 from execd_client.mcp_server.tools import told
 

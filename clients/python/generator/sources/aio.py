@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Any, Self, cast
 
 import httpx
 
-from execd_client import cells, checkpoints, directories, executions, models, transfers
+from execd_client import cells, checkpointing, directories, executions, models, transfers
 from execd_client.address import parse_address
 from execd_client.calls import RETRY_SECONDS, Patience, call, decoded
 from execd_client.drive_async import AsyncDriver
@@ -219,15 +219,15 @@ class AsyncExecd:
             "watched": watched,
             "exclude": exclude,
         }
-        return await self._driver.run(checkpoints.create(body, self._patience()))
+        return await self._driver.run(checkpointing.create(body, self._patience()))
 
-    async def checkpoints(self) -> list[models.CheckpointReply]:
+    async def checkpoints(self) -> Sequence[models.CheckpointReply]:
         """All checkpoints.
 
         Example:
             print([found.id for found in await sandbox.checkpoints()])
         """
-        return await self._driver.run(checkpoints.list_all(self._patience()))
+        return await self._driver.run(checkpointing.list_all(self._patience()))
 
     async def delete_checkpoint(self, checkpoint_id: str) -> None:
         """Forget a checkpoint. A checkpoint that is gone is no error; ``start`` is a Conflict.
@@ -235,11 +235,11 @@ class AsyncExecd:
         Example:
             await sandbox.delete_checkpoint("before")
         """
-        await self._driver.run(checkpoints.delete(checkpoint_id, self._patience()))
+        await self._driver.run(checkpointing.delete(checkpoint_id, self._patience()))
 
     async def changes(
-        self, checkpoint_id: str = checkpoints.START, path: str | None = None
-    ) -> list[models.ChangeReply]:
+        self, checkpoint_id: str = checkpointing.START, path: str | None = None
+    ) -> Sequence[models.ChangeItem]:
         """What has changed since a checkpoint: created, modified, deleted, or of another type or
         mode. ``path`` restricts to a file or a directory.
 
@@ -247,26 +247,28 @@ class AsyncExecd:
             for found in await sandbox.changes("before"):
                 print(found.change, found.path)
         """
-        plan = checkpoints.changes(checkpoint_id, path, self._patience())
+        plan = checkpointing.changes(checkpoint_id, path, self._patience())
         return await self._driver.run(plan)
 
-    async def patch(self, checkpoint_id: str = checkpoints.START, path: str | None = None) -> bytes:
+    async def patch(
+        self, checkpoint_id: str = checkpointing.START, path: str | None = None
+    ) -> bytes:
         """The changes since a checkpoint for ``git apply``. Comment lines at the beginning name
         what a patch cannot have, for example large binary files.
 
         Example:
             Path("work.patch").write_bytes(await sandbox.patch("before"))
         """
-        plan = checkpoints.exported(checkpoint_id, "patch", path, self._patience())
+        plan = checkpointing.exported(checkpoint_id, "patch", path, self._patience())
         return await self._driver.run(plan)
 
-    async def restore(self, checkpoint_id: str = checkpoints.START) -> models.RestoreReply:
+    async def restore(self, checkpoint_id: str = checkpointing.START) -> models.RestoreReply:
         """Make the files of a checkpoint as they were. Programs go on.
 
         Example:
             print((await sandbox.restore("before")).restored)
         """
-        return await self._driver.run(checkpoints.restore(checkpoint_id, self._patience()))
+        return await self._driver.run(checkpointing.restore(checkpoint_id, self._patience()))
 
     async def reset(
         self,
@@ -274,7 +276,7 @@ class AsyncExecd:
         *,
         verify: str | None = None,
         keep_records: bool | None = None,
-    ) -> models.ResetReply:
+    ) -> checkpointing.ResetReply:
         """End all programs and sessions, make the files of a checkpoint (by itself ``start``) as
         they were, and verify that the sandbox is as it was: ``clean`` says so, and ``differences``
         names what is not. A new episode begins, to which this client then belongs; other clients
@@ -286,7 +288,7 @@ class AsyncExecd:
                 print(outcome.differences.items)
         """
         body = {"checkpoint": checkpoint_id, "verify": verify, "keep_records": keep_records}
-        outcome = await self._driver.run(checkpoints.reset(body, self._patience()))
+        outcome = await self._driver.run(checkpointing.reset(body, self._patience()))
         self._driver.episode.id = outcome.episode
         return outcome
 

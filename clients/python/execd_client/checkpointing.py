@@ -6,6 +6,8 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from execd_client import models
 from execd_client.address import segment, with_query
 from execd_client.calls import call, decoded, json_request
@@ -20,6 +22,37 @@ CHECKPOINTS, RESET = "/v1/checkpoints", "/v1/reset"
 START = "start"
 SCAN_SECONDS = 600.0
 """execd reads all files of a checkpoint before the first byte of an answer."""
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """What is not as before."""
+
+    kind: str
+    message: str
+    path: str | None = None
+    pid: int | None = None
+    port: int | None = None
+
+    def __str__(self) -> str:
+        place = self.path or self.pid or self.port
+        return f"{self.kind}{'' if place is None else f' {place}'}: {self.message}"
+
+
+class Differences(msgspec.Struct, frozen=True, kw_only=True):
+    items: list[Difference]
+    total: int
+
+
+class ResetReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of a reset."""
+
+    clean: bool
+    episode: str
+    differences: Differences
+    verified_by: str | None = None
+    ended: dict[str, int] = {}
+    files: dict[str, int] = {}
+    steps: list[dict[str, Any]] = []
 
 
 def path_of(checkpoint_id: str) -> str:
@@ -56,8 +89,8 @@ def delete(checkpoint_id: str, patience: Patience) -> Plan[None]:
 
 def changes(
     checkpoint_id: str, path: str | None, patience: Patience
-) -> Plan[list[models.ChangeReply]]:
-    found: list[models.ChangeReply] = []
+) -> Plan[list[models.ChangeItem]]:
+    found: list[models.ChangeItem] = []
     cursor: str | None = None
     while True:
         query = {"path": path, "limit": 1000, "cursor": cursor}
@@ -83,10 +116,10 @@ def restore(checkpoint_id: str, patience: Patience) -> Plan[models.RestoreReply]
     return decoded((yield from call(request, patience)), models.RestoreReply)
 
 
-def reset(body: dict[str, Any], patience: Patience) -> Plan[models.ResetReply]:
+def reset(body: dict[str, Any], patience: Patience) -> Plan[ResetReply]:
     """Reset the sandbox once, however often the request is repeated: the key survives the reset."""
     request = json_request("POST", RESET, body, Idempotency_Key=uuid.uuid4().hex)
-    return decoded((yield from call(_slow(request), patience)), models.ResetReply)
+    return decoded((yield from call(_slow(request), patience)), ResetReply)
 
 
 def _slow(request: Request) -> Request:
