@@ -30,7 +30,7 @@ from execd.files.checkpoints.entries import (
     Trouble,
     full_path,
 )
-from execd.files.checkpoints.restore import Outcome, Parts, restore
+from execd.files.checkpoints.restore import Undone, RestoreParts, restore
 from execd.files.checkpoints.root_places import RootPlace, open_again, open_places
 from execd.files.checkpoints.scan import (
     READ_FILE,
@@ -249,13 +249,13 @@ class Operations:
             troubles += outcome.troubles
         return Restored(n_restored, n_removed, max(0, n_entries - n_restored), troubles)
 
-    def _restore_root(self, manifest: Manifest, how: Scanning, by: How) -> Outcome:
+    def _restore_root(self, manifest: Manifest, how: Scanning, by: How) -> Undone:
         contents = self._own(self._shelf).contents
         top = open_again(manifest.root, makes=True)
         try:
             new = scan(top, manifest.root, how, _former(manifest, by))
             changes = compare(manifest, new, times=True)
-            parts = Parts(
+            parts = RestoreParts(
                 top,
                 how.forbidden,
                 lambda digest: self._own(partial(contents.open, digest)),

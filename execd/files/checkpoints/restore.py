@@ -42,7 +42,7 @@ _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _ENTRY = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Parts(NamedTuple):
+class RestoreParts(NamedTuple):
     """What a restore needs beside the manifest."""
 
     top: int
@@ -53,22 +53,22 @@ class Parts(NamedTuple):
     stop: Callable[[], bool]
 
 
-class Outcome(NamedTuple):
+class Undone(NamedTuple):
     n_restored: int
     n_removed: int
     troubles: list[Trouble]
 
 
-def restore(manifest: Manifest, changes: list[Change], parts: Parts) -> Outcome:
+def restore(manifest: Manifest, changes: list[Change], parts: RestoreParts) -> Undone:
     """Undo the changes, which are in the order of a walk. Raises nothing for a single file."""
     run = _Restore(manifest, parts)
     with run.directories:
         run.undo(changes)
-    return Outcome(run.n_restored, run.n_removed, run.troubles)
+    return Undone(run.n_restored, run.n_removed, run.troubles)
 
 
 class _Restore:
-    def __init__(self, manifest: Manifest, parts: Parts) -> None:
+    def __init__(self, manifest: Manifest, parts: RestoreParts) -> None:
         self.directories = Directories(parts.top)
         self.n_restored = 0
         self.n_removed = 0
