@@ -35,7 +35,7 @@ MADE = {
 @pytest.fixture
 def project(sandbox: Execd) -> Iterator[str]:
     """A directory, and a checkpoint of the same name."""
-    name = sandbox.run("mktemp -d project.XXXXXX").check().stdout.strip()
+    name = sandbox.run("mktemp -d project-XXXXXX").check().stdout.strip()
     sandbox.files.write(f"{name}/notes.txt", "one\ntwo\n")
     sandbox.files.write(f"{name}/.cache/x", "left out")
     sandbox.checkpoint(name, roots=[name], exclude=[".cache"])
