@@ -66,6 +66,9 @@ class ExitReason(StrEnum):
     INIT_KILLED = "init_killed"
     """User code killed its own PID 1, and with it all user code of the pod; or the daemon replaced
     the warden."""
+    RESET = "reset"
+    """`POST /v1/reset` ended the episode. The exit code is 137, also of an execution that never
+    ran."""
     SHUTDOWN = "shutdown"
     """The daemon was told to stop."""
     DAEMON_RESTARTED = "daemon_restarted"
@@ -305,6 +308,7 @@ class Truncation(msgspec.Struct, frozen=True, kw_only=True):
 NOT_FOUND_EXIT_CODE, NOT_EXECUTABLE_EXIT_CODE, NO_EXIT_CODE = 127, 126, 125
 """Exit codes for a program without a code of its own, as env(1) and timeout(1) use them."""
 SIGNAL_EXIT_CODE = 128  # as shells do: the signal's number is added
+RESET_EXIT_CODE = SIGNAL_EXIT_CODE + 9  # of SIGKILL
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -333,7 +337,10 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         assert self.exit_code is None or self.term_signal is None
         if self.term_signal is not None:
             return SIGNAL_EXIT_CODE + self.term_signal
-        return self.stand_in_exit_code if self.exit_code is None else self.exit_code
+        if self.exit_code is None:
+            is_reset = self.exit_reason is ExitReason.RESET
+            return RESET_EXIT_CODE if is_reset else self.stand_in_exit_code
+        return self.exit_code
 
     @property
     def timed_out(self) -> bool:

@@ -134,7 +134,7 @@ PURE = _words(
     api.wire.fields api.wire.malformed api.wire.multipart api.wire.output_text api.wire.signal_names
     api.wire.targets api.wire.validators api.v1.cell_reply api.v1.execution_request
     api.v1.execution_types api.v1.file_reply api.v1.session_request api.python_runtime.request
-    engine.usage_meter
+    engine.usage_meter engine.reset_outcome
     """
 )
 """Modules without a clock, a loop, a process, a thread or a file; only they call themselves

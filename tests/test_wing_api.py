@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 MAY_IMPORT = {wire_api.__name__, engine_api.__name__}
 WIRE = """
-Access BYTES CHUNK_BYTES ConnectionLimits ENGINE ErrorRenderers FACTS FILE_HEADERS FORM GATE
+Access BYTES CHUNK_BYTES ConnectionLimits ENGINE EPISODE_HEADER EXPECT_EPISODE_HEADER
+ErrorRenderers FACTS FILE_HEADERS FORM GATE
 HttpService INSTANCE_HEADER PATH PIECES_BYTES PortContext PortServer Route SocketViewer
 TOKEN_HEADERS TOKEN_SUBPROTOCOL TokenGate Turn V1_HTTP_STATUS WireEvent
 abort_when_stalled body_chunks cancel_and_wait code_of_http form_events json_reply lease_of

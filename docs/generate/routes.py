@@ -148,6 +148,8 @@ def _access(route: Route) -> str:
             return " Needs no token."
         case Access.PROBE:
             return " A probe: needs no token, and is answered even when all connections are busy."
+        case Access.RESET:
+            return " Is answered while a reset is under way too."
         case Access.INIT:
             return " Needs no token, and is answered before the init of the sandbox."
 

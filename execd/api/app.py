@@ -16,6 +16,7 @@ aiohttp cancels a handler when the peer hangs up (``handler_cancellation``, set 
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import random
@@ -46,10 +47,16 @@ from execd.api.wire.keys import (
     RequestFacts,
 )
 from execd.api.wire.origins import request_id
-from execd.api.wire.replies import INSTANCE_HEADER, SERVER
+from execd.api.wire.replies import (
+    EPISODE_HEADER,
+    EXPECT_EPISODE_HEADER,
+    INSTANCE_HEADER,
+    SERVER,
+)
 from execd.api.wire.route import Access
 from execd.api.wire.targets import raw_path_of
 from execd.engine.engine import PREPARING
+from execd.engine.episodes import RESET_WORDS, EpisodeOver
 from execd.errors import ExecdError, Internal, Unavailable
 
 if TYPE_CHECKING:
@@ -58,7 +65,6 @@ if TYPE_CHECKING:
     from execd.api.wire.auth import TokenGate
     from execd.api.wire.connections import ConnectionLimits
     from execd.api.wire.port import HttpService, PortContext
-    from execd.config import Config
     from execd.engine.engine import Engine
     from execd.engine.metrics.counters import Counters
 
@@ -111,6 +117,7 @@ def make_http_port(
         limits=context.limits,
         counters=engine.counters,
         restores=engine.restores,
+        episodes=engine.episodes,
         stall_seconds=engine.config.stream_stall_seconds + context.limits.stall_grace_seconds,
         runs=service.runs,
         options=options,
@@ -127,7 +134,7 @@ def _build_app(
 ) -> web.Application:
     table = service.routes
     app = web.Application(
-        middlewares=[_middleware(service, gate, engine.config, engine.counters)],
+        middlewares=[_middleware(service, gate, engine)],
         client_max_size=engine.config.max_body_bytes,
     )
     app[ENGINE] = engine
@@ -140,14 +147,16 @@ def _build_app(
     return app
 
 
-def _middleware(
-    service: HttpService, gate: TokenGate, config: Config, counters: Counters
-) -> Middleware:
+def _middleware(service: HttpService, gate: TokenGate, engine: Engine) -> Middleware:
+    counters = engine.counters
     probes = frozenset(route.path for route in service.routes if route.access is Access.PROBE)
     inits = {route.path for route in service.routes if route.access is Access.INIT}
+    resets = {route.path for route in service.routes if route.access is Access.RESET}
+    outside = probes | resets
+    with_token = Access.TOKEN, Access.RESET
     guard = Guard(
-        config,
-        {route.path for route in service.routes if route.access is not Access.TOKEN},
+        engine.config,
+        {route.path for route in service.routes if route.access not in with_token},
         gate=gate,
         early_paths=probes | inits,
         tokens_of=service.presented_tokens,
@@ -164,13 +173,22 @@ def _middleware(
         is_probe = path in probes
         try:
             response = await _answer(
-                request, connection, path, handler, guard, service, counters, is_probe=is_probe
+                request,
+                connection,
+                path,
+                handler,
+                guard,
+                service,
+                counters,
+                is_probe=is_probe,
+                is_inside=path not in outside,
             )
             await _send(request, connection, response)
             return response
         except ConnectionError:
             return _hang_up(request)  # the peer has hung up
         finally:
+            facts.episodes.leave()
             if facts.lease is not None:
                 facts.lease.release()
             sent_bytes = request.writer.output_size
@@ -192,7 +210,10 @@ async def _answer(
     counters: Counters,
     *,
     is_probe: bool,
+    is_inside: bool,
 ) -> web.StreamResponse:
+    """``is_inside``: the request belongs to an episode, and ends with the episode."""
+    facts = request[FACTS]
     try:
         if not is_probe and not connection.has_place:
             raise Unavailable(
@@ -204,28 +225,39 @@ async def _answer(
         guard.check(request.method, path, request.headers)
         if not is_probe and request.app[ENGINE].is_preparing:
             raise Unavailable(PREPARING)
+        if is_inside:
+            facts.episodes.enter(request.headers.get(EXPECT_EPISODE_HEADER))
         refuse_transfer_coding(request)
         refuse_unknown_expectation(request)
         await drop_body(request)
         return await handler(request)
     except ConnectionError:
         raise
+    except asyncio.CancelledError:
+        if not facts.episodes.was_ended():
+            raise
+        if facts.started is not None:
+            return _hang_up(request)
+        counters.error_replies["UNAVAILABLE"] += 1
+        return service.renderers(path).render(Unavailable(RESET_WORDS))
     except web.HTTPException as error:
         counters.error_replies[errors.code_of_http(error.status)] += 1
         allow = error.headers.get("Allow")
         return service.renderers(path).render_http(error.status, {"Allow": allow} if allow else {})
     except ExecdError as error:
         counters.error_replies[error.code] += 1
-        facts = request[FACTS]
         if facts.started is not None:
             logger.warning("reply broken off: %s", error.message, extra={"request_id": facts.id})
             return _hang_up(request)
         shown = _internal(request) if isinstance(error, Internal) else error
-        return service.renderers(path).render(shown)
+        reply = service.renderers(path).render(shown)
+        if isinstance(error, EpisodeOver):  # in every dialect
+            reply.set_status(HTTPStatus.CONFLICT)
+        return reply
     except Exception:
         internal = _internal(request)
         counters.error_replies[internal.code] += 1
-        if request[FACTS].started is not None:
+        if facts.started is not None:
             return _hang_up(request)
         return service.renderers(path).render(internal)
 
@@ -276,6 +308,7 @@ async def _on_prepare(request: web.Request, response: web.StreamResponse) -> Non
     facts.started = response
     headers["X-Request-ID"] = facts.id
     headers[INSTANCE_HEADER] = facts.restores.instance_id
+    headers[EPISODE_HEADER] = facts.episodes.current
     headers["Server"] = SERVER
 
 

@@ -15,6 +15,7 @@ from execd.api.v1 import (
     executions,
     file_operations,
     files,
+    reset_routes,
     restored,
     sessions,
     watch,
@@ -35,7 +36,7 @@ def routes() -> tuple[Route, ...]:
     modules = (
         *(probes, viewer, handlers),
         *(executions, execution_control, attach, sessions),
-        *(files, file_operations, archives, watch, restored, checkpoint_routes),
+        *(files, file_operations, archives, watch, restored, checkpoint_routes, reset_routes),
     )
     return tuple(route for module in modules for route in module.ROUTES)
 

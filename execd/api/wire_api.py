@@ -38,6 +38,8 @@ from execd.api.wire.port import ErrorRenderers as ErrorRenderers
 from execd.api.wire.port import HttpService as HttpService
 from execd.api.wire.port import PortContext as PortContext
 from execd.api.wire.port import PortServer as PortServer
+from execd.api.wire.replies import EPISODE_HEADER as EPISODE_HEADER
+from execd.api.wire.replies import EXPECT_EPISODE_HEADER as EXPECT_EPISODE_HEADER
 from execd.api.wire.replies import INSTANCE_HEADER as INSTANCE_HEADER
 from execd.api.wire.replies import json_reply as json_reply
 from execd.api.wire.replies import replace_surrogates as replace_surrogates

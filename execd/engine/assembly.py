@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING
 
 from execd import own_tree
 from execd.allocator import MemoryReturn
+from execd.engine import surroundings
 from execd.engine.disk.disk_guard import DiskGuard
 from execd.engine.disk.volume import Volume, Volumes
+from execd.engine.episodes import Episodes
 from execd.engine.executions.command import parse_identity
 from execd.engine.executions.context import EngineContext
 from execd.engine.executions.default_shell import DefaultShell
@@ -51,6 +53,7 @@ from execd.files.paths import sandboxd_readings
 from execd.files.root import Root
 from execd.proc import pod_memory
 from execd.proc.client import WardenClient
+from execd.proc.namespaces import SHM
 from execd.proc.reaper import Reaper
 from execd.proc.spawn import StepFailed, request_short_turns
 
@@ -137,7 +140,7 @@ class Parts(EngineContext):
         ends.callback(self.reaper.close)
         self.pod_memory = _find_pod_memory(config)
         self.warden = WardenClient(
-            self.store.folder.view,
+            lambda: self.store.folder.view()._replace(base_dir=config.base_dir),
             self.reaper,
             module=WARDEN_MODULE,
             policy=config.namespaces,
@@ -151,6 +154,8 @@ class Parts(EngineContext):
         self.restores = Restores(
             lambda: self.registry.has_live, clocks, SpecEnvironment(config).changes
         )
+        assert self.store.journal.state.episode is not None, "the state dir begins an episode"
+        self.episodes = Episodes(self.store.journal.state.episode)
         self.held_pipes = HeldPipes(
             resource.getrlimit(resource.RLIMIT_NOFILE)[0], on_growth=self.housekeeper.plan_soon
         )
@@ -292,7 +297,16 @@ class Parts(EngineContext):
         await self.ensure_base_dir()
         if self.store.folder.has(CHECKPOINTS) or self.config.checkpoint_at_start:
             await self.checkpoints.load()
-        await _start_warden(self.warden, meanwhile)
+        # Beside the start of the warden: no user code runs yet.
+        looking = asyncio.ensure_future(asyncio.to_thread(surroundings.look))
+        try:
+            await _start_warden(self.warden, meanwhile)
+        finally:
+            self.surroundings = await looking
+        assert self.warden.started is not None, "a warden was started"
+        if self.warden.started.has_own_shm:
+            for files in (self.files, self.sandboxd_files, self.tree_files):
+                files.hide(SHM)
         ends.push_async_callback(lambda: self.warden.close(self.shutdown.seconds_left()))
         ends.push_async_callback(self.direct_exec.close)
         await self.direct_exec.start()

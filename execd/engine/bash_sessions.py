@@ -252,6 +252,9 @@ class BashSessions:
         self._sessions: dict[str, BashSession] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def __len__(self) -> int:
+        return len(self._sessions)
+
     def get(self, session_id: str) -> BashSession:
         """Raises NotFound."""
         session = self._sessions.get(session_id)

@@ -15,6 +15,7 @@ import msgspec
 
 from execd.engine.assembly import CONNECTIONS_SHARE, EXECUTIONS_SHARE, Parts
 from execd.engine.capabilities import capabilities
+from execd.engine.episodes import RESET_WORDS
 from execd.engine.executions import command as commands
 from execd.engine.executions import page_cursor, passwd
 from execd.engine.executions.command_run import CommandRunner
@@ -22,13 +23,15 @@ from execd.engine.executions.execution import Execution
 from execd.engine.executions.limits import NO_LIMITS
 from execd.engine.executions.submission import Submission, Submitted
 from execd.engine.figures import read_stats
+from execd.engine.reset import Resets
+from execd.engine.reset_steps import Shells
 from execd.engine.restores import read_clocks
 from execd.engine.usage_meter import UsageMeter
 from execd.errors import ExecdError, InvalidArgument, NotFound, Unavailable
 from execd.model import ExitReason, State
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     from execd.config import Config
     from execd.engine.bash_sessions import BashSessions
@@ -39,6 +42,10 @@ if TYPE_CHECKING:
     from execd.engine.restores import Readings
     from execd.engine.terminals import Terminals
     from execd.model import Command
+
+
+NAMED_PARTS = ("terminals", "bash_sessions")
+"""Parts that are made at their first use."""
 
 
 class SandboxUsage(NamedTuple):
@@ -57,7 +64,7 @@ PREPARING = "the checkpoint of the start is being made; repeat the request"
 class Obstacle(NamedTuple):
     """The reason why no command can run."""
 
-    cause: Literal["draining", "checkpoint", "warden", "shell"]
+    cause: Literal["draining", "checkpoint", "reset", "warden", "shell"]
     message: str
     """The reason in words for callers, with the next step."""
 
@@ -79,6 +86,8 @@ class Engine:
         self.in_flight = parts.in_flight
         self.counters = parts.counters
         self.restores = parts.restores
+        self.episodes = parts.episodes
+        self.resets = Resets(parts, Shells(self._count_shells, self._end_shells))
         self._parts = parts
         self._registry = parts.registry
         self._idempotency = parts.idempotency
@@ -113,8 +122,10 @@ class Engine:
             await parts.start(ends, meanwhile)
             engine = cls(config, parts)
             try:
+                engine.resets.start()
                 yield engine
             finally:
+                await engine.resets.close()
                 parts.shutdown.seconds_left()  # the shutdown's clock runs from here at the latest
                 await engine._close_named_parts()
 
@@ -143,7 +154,10 @@ class Engine:
     async def start_entrypoint(
         self, entrypoint: Entrypoint, environment: Mapping[str, str] = os.environ
     ) -> None:
-        """Start the image's own program. ``environment``: the container's."""
+        """Start the image's own program, after a reset that a former daemon has begun.
+        ``environment``: the container's."""
+        await self.resets.finished()
+        self.resets.steps.entrypoint = entrypoint
         await entrypoint.start(self._parts, environment)
 
     async def drain(self) -> None:
@@ -151,6 +165,7 @@ class Engine:
         shutdown timeout. All callers get answers: with what is known, if a tree does not end in
         time."""
         self.is_draining = True
+        await self.resets.close()
         self.sessions.drain()
         until = self.stop_by(EXECUTIONS_SHARE)
         grace = min(self.config.cancel_grace_seconds, self.config.shutdown_timeout / 3)
@@ -177,6 +192,21 @@ class Engine:
             await self.terminals.close()
         if "bash_sessions" in self.__dict__:
             await self.bash_sessions.close()
+
+    def _count_shells(self) -> int:
+        return sum(len(self.__dict__.get(name, ())) for name in NAMED_PARTS)
+
+    async def _end_shells(self, within_seconds: float) -> bool:
+        """Close terminals and bash sessions, and make new ones at the next use."""
+        closing = asyncio.ensure_future(self._close_named_parts())
+        done, _ = await asyncio.wait((closing,), timeout=within_seconds)
+        for name in NAMED_PARTS:
+            self.__dict__.pop(name, None)
+        return bool(done) and closing.exception() is None
+
+    def on_reset(self, call: Callable[[], Awaitable[None]]) -> None:
+        """Have ``call`` forget what a dialect remembers of the episode, in each reset."""
+        self.resets.steps.hooks.append(call)
 
     def kill_warden(self) -> None:
         """Kill the warden, and with the warden all user code in a PID namespace. Any thread may
@@ -205,6 +235,8 @@ class Engine:
         """The reason why a command that is sent now would not run; None: the command would run."""
         if self.is_draining:
             return Obstacle("draining", "draining; use another sandbox")
+        if self.episodes.is_closed:
+            return Obstacle("reset", RESET_WORDS)
         if self.is_preparing:
             return Obstacle("checkpoint", PREPARING)
         if not self.warden.up.is_set():
@@ -314,6 +346,8 @@ class Engine:
         command = self._complete(submission.command)
         if self.is_draining:
             raise Unavailable("execd is shutting down; repeat the request when execd is back")
+        if self.episodes.is_closed:
+            raise Unavailable(RESET_WORDS)
         if self.is_preparing:
             raise Unavailable(PREPARING)
         context = self._parts

@@ -21,6 +21,8 @@ What can race.
   and begins the shutdown; CMD may end before, while or after executions end (``wait``). A CMD that
   is still there when its share of the time is over gets SIGKILL with the warden, and the exit code
   is the one of a KILL.
+* A reset against CMD's end. If CMD ends first, the daemon is about to end, and the reset with the
+  daemon. If ``let_go`` comes first, CMD's end tells nothing, and CMD starts anew.
 * The loss of the warden against CMD's end. CMD died with the warden, so the exit code is the one of
   a KILL, unless the warden has told of the end before.
 """
@@ -30,6 +32,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import fnmatch
+import functools
 import logging
 import os
 import resource
@@ -55,7 +58,7 @@ from execd.proc.program_block import pack
 from execd.proc.rlimits import open_files
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from execd.engine.executions.context import EngineContext
     from execd.proc.child import Child, Lost
@@ -92,6 +95,8 @@ class Entrypoint:
         self._early: list[int] = []
         """Signals that came before CMD ran."""
         self._was_asked = False
+        self._cwd = os.getcwd()
+        self._again: Callable[[], Awaitable[None]] | None = None
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         """CMD's exit code; 126 or 127 if CMD could not be started."""
 
@@ -106,6 +111,7 @@ class Entrypoint:
         """Start CMD with the image's ``environment``, in this process's working directory. A failed
         start is an end too, with a message on stderr."""
         self._was_asked = True
+        self._again = functools.partial(self.start, context, environment)
         descriptors = [os.dup(fd) for fd in STDIO]
         try:
             request = self._request(context, environment)
@@ -125,10 +131,20 @@ class Entrypoint:
             self.ended.set_result(KILLED)
             return
         self._child = child
+        child.exited.add_done_callback(functools.partial(self._on_exited, child))
         context.on_run()  # the guards of the disk begin to look
         for number in self._early:
             self.forward(number)
-        child.exited.add_done_callback(self._on_exited)
+        self._early.clear()
+
+    def let_go(self) -> None:
+        """A reset ends CMD with the warden, and not the daemon. ``start_again`` follows."""
+        self._child = None
+
+    async def start_again(self) -> None:
+        """Start CMD anew after a reset. Signals since ``let_go`` follow."""
+        if self._again is not None and not self.ended.done():
+            await self._again()
 
     def _request(self, context: EngineContext, environment: Mapping[str, str]) -> Spawn:
         execution_id = new_id()
@@ -138,7 +154,7 @@ class Entrypoint:
         most_files = open_files(Limits(open_files=sys.maxsize))
         return Spawn(
             tag=context.warden.new_tag(),
-            program=pack(self._argv, env, os.getcwd()),
+            program=pack(self._argv, env, self._cwd),
             stdio=list(STDIO),
             terminal=self._gives_terminal,
             limits=[[resource.RLIMIT_NOFILE, min(self._soft_open_files, most_files), most_files]],
@@ -149,7 +165,9 @@ class Entrypoint:
             groups=None if identity.groups is None else list(identity.groups),
         )
 
-    def _on_exited(self, exited: asyncio.Future[Exited | Lost]) -> None:
+    def _on_exited(self, child: Child, exited: asyncio.Future[Exited | Lost]) -> None:
+        if child is not self._child:
+            return
         ended, code = exited.result(), KILLED
         if isinstance(ended, Exited):
             code = os.waitstatus_to_exitcode(ended.wait_status)

@@ -75,6 +75,9 @@ class Terminals:
         self._is_remembered = is_remembered
         self._terminals: dict[str, NamedTerminal] = {}
 
+    def __len__(self) -> int:
+        return len(self._terminals)
+
     def create(self, *, cwd: str | None = None, command: str | None = None) -> NamedTerminal:
         """Raises ResourceExhausted."""
         self._drop_forgotten()

@@ -337,10 +337,11 @@ pid_t execd_spawn(const struct spawn_request *request, struct spawn_result *resu
 struct clone_request {
     uint32_t size;
     uint32_t unshare_mounts; /* a mount namespace, a fresh /proc, and the covers */
-    uint64_t clone_flags;    /* CLONE_NEWUSER, CLONE_NEWPID, or neither */
+    uint64_t clone_flags;    /* CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWIPC, or none */
     const char *path;
     char *const *argv;
     char *const *envp;
+    const char *const *mounts;           /* triples: file system, place, options */
     const char *const *pinned;           /* directories that nobody may rename any more */
     const char *const *read_only;        /* directories that nobody may write any more */
     const char *const *covers;           /* directories to hide under an empty, read-only tmpfs */
@@ -422,6 +423,9 @@ static void become_warden(const struct clone_request *request, int *report, stru
         TRY(STEP_MOUNT_NAMESPACE, unshare(CLONE_NEWNS));
         TRY(STEP_MOUNT_NAMESPACE, mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL));
         TRY(STEP_MOUNT_PROC, mount("proc", "/proc", "proc", COVER_FLAGS, NULL));
+        /* With the namespace go the files of shm_open(3) and mq_open(3). */
+        for (const char *const *own = request->mounts; *own; own += 3)
+            TRY(STEP_MOUNT_IPC, mount(own[0], own[1], own[0], COVER_FLAGS, own[2]));
         /* rename(2) and rmdir(2) refuse a mount point: EBUSY. */
         for (const char *const *directory = request->pinned; *directory; directory++)
             TRY(STEP_PIN, mount(*directory, *directory, NULL, MS_BIND | MS_REC, NULL));

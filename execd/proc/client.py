@@ -2,7 +2,8 @@
 
 Processes. The warden is a child of the daemon and the parent of all user code. ``WardenProcess`` is
 the life of one warden: start, pings, loss, end. This module holds everything with a longer life
-than one warden: the children and the back-off.
+than one warden: the children and the back-off. A reset ends one warden and starts the next on
+purpose (``halt``, ``resume``): no loss, no back-off.
 
 Tasks. ``_keep`` is the only long task: wait until the warden is lost, end the process, start the
 next warden. All requests run in the tasks of their callers. Answers come in callbacks of the
@@ -168,6 +169,25 @@ class WardenClient:
             await self._end_warden("closed", until)
         self._stand_in.close()
 
+    async def halt(self) -> tuple[int, ...]:
+        """End the warden on purpose, and all user code with the warden, and start no other warden
+        until ``resume``. Return the processes that live on. A second call completes a call that was
+        cancelled."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeper
+        return await self._end_warden("halted")
+
+    async def resume(self) -> None:
+        """Start a warden after ``halt``, and keep one alive from now on, also if the first start
+        fails. Raises OSError, TimeoutError: further starts follow, with a back-off."""
+        assert self._keeper is None or self._keeper.done(), "resume() follows halt()"
+        try:
+            await self._start_one()
+        finally:
+            self._keeper = asyncio.create_task(self._keep(), name="warden-keeper")
+
     # Requests.
 
     def reconfigure(self, configuration: messages.Configure) -> None:
@@ -324,14 +344,18 @@ class WardenClient:
 
     async def _keep(self) -> None:
         """Wait for each loss and start the next warden, with a back-off after quick losses."""
-        backoff = 0.0
+        backoff = 0.0 if self.up.is_set() else FIRST_BACKOFF_SECONDS
         while True:
             assert self._warden is not None, "start() has started the first warden"
             born = self.loop.time()
-            reason = await self._warden.watch(self._send_ping, self._count_missed, self._record_lag)
-            log.warning("warden lost", extra={"reason": reason, "children": len(self._children)})
-            await self._end_warden(reason)
-            backoff = 0.0 if self.loop.time() - born > STABLE_SECONDS else _longer(backoff)
+            if self.up.is_set():
+                reason = await self._warden.watch(
+                    self._send_ping, self._count_missed, self._record_lag
+                )
+                extra = {"reason": reason, "children": len(self._children)}
+                log.warning("warden lost", extra=extra)
+                await self._end_warden(reason)
+                backoff = 0.0 if self.loop.time() - born > STABLE_SECONDS else _longer(backoff)
             while True:
                 await asyncio.sleep(backoff)
                 try:
@@ -364,8 +388,9 @@ class WardenClient:
         if self._warden is not None:
             self._warden.send_signal(signal.SIGKILL)
 
-    async def _end_warden(self, reason: str, until: float = math.inf) -> None:
-        """End the present warden; then report every program of the warden as lost.
+    async def _end_warden(self, reason: str, until: float = math.inf) -> tuple[int, ...]:
+        """End the present warden; then report every program of the warden as lost. Return the
+        processes that live on.
 
         ``until``: a time of the loop's clock at which the wait ends, whether the warden is dead or
         not. A second call completes a call that was cancelled.
@@ -386,6 +411,7 @@ class WardenClient:
         children, self._children = self._children, {}
         for child in children.values():
             child.lose(Lost(survivors))
+        return survivors
 
     def _end_for_memory(self) -> None:
         """The warden is silent, and memory is nearly gone."""

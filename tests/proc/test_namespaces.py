@@ -206,7 +206,7 @@ def test_only_a_daemon_that_is_not_root_gives_up_the_groups_of_its_commands(
     """The kernel asks a user without privileges for it (user_namespaces(7), setgroups)."""
     monkeypatch.setattr(os, "geteuid", lambda: uid)
     monkeypatch.setattr(self_process, "capabilities", lambda _: 0)
-    shape, _, maps = namespaces._plan()
+    shape, _, maps = namespaces.plan()
     assert (shape, "setgroups" in maps) == ("user+pid+mount", denies)
 
 

@@ -89,6 +89,20 @@ def families() -> tuple[Family, ...]:
             "How late the event loop ran its timer while user code lived.",
             lambda counters: counters.loop_lag_seconds,
         ),
+        Family(
+            name="execd_resets_total",
+            kind=MetricKind.COUNTER,
+            help="Resets, by whether everything was verified to be as before.",
+            labels=("clean",),
+            read=lambda _, counters: {
+                (str(is_clean).lower(),): count for is_clean, count in counters.resets.items()
+            },
+        ),
+        _histogram(
+            "execd_reset_duration_seconds",
+            "How long resets took.",
+            lambda counters: counters.reset_seconds,
+        ),
     )
 
 

@@ -35,10 +35,11 @@ class ReadyReply(msgspec.Struct, frozen=True, kw_only=True):
 
     status: Literal["ok", "unavailable"]
     """`unavailable`: no command would run; `cause` says why. The HTTP status is 503 then."""
-    cause: Literal["draining", "checkpoint", "warden", "shell"] | UnsetType = UNSET
+    cause: Literal["draining", "checkpoint", "reset", "warden", "shell"] | UnsetType = UNSET
     """`draining`: the daemon is about to end. `checkpoint`: the checkpoint of
-    `--checkpoint-at-start` is being made. `warden`: the daemon restarts its warden. `shell`:
-    `/bin/sh` is missing, or cannot be executed. Absent: commands run."""
+    `--checkpoint-at-start` is being made. `reset`: a reset is under way. `warden`: the daemon
+    restarts its warden. `shell`: `/bin/sh` is missing, or cannot be executed. Absent: commands
+    run."""
     sessions_refused: str | UnsetType = UNSET
     """The cause why the interpreter cannot serve sessions. Absent: sessions are not refused."""
 

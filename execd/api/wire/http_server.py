@@ -24,7 +24,7 @@ from execd.api.wire import errors, malformed
 from execd.api.wire.connections import ConnectionPhase, Connections
 from execd.api.wire.keys import FACTS, RequestFacts
 from execd.api.wire.origins import request_id
-from execd.api.wire.replies import INSTANCE_HEADER, SERVER
+from execd.api.wire.replies import EPISODE_HEADER, INSTANCE_HEADER, SERVER
 from execd.api.wire.streams import StallDetector
 from execd.api.wire.targets import single_slashes
 from execd.errors import Internal, InvalidArgument
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from aiohttp.http import RawRequestMessage
 
     from execd.api.wire.connections import ConnectionLimits
+    from execd.engine.episodes import Episodes
     from execd.engine.metrics.counters import Counters
     from execd.engine.restores import Restore, Restores
     from execd.errors import ExecdError
@@ -204,6 +205,7 @@ class HttpServer(web.Server):
         limits: ConnectionLimits,
         counters: Counters,
         restores: Restores,
+        episodes: Episodes,
         stall_seconds: float,
         runs: Callable[[str, str], bool],
         options: dict[str, Any],
@@ -215,6 +217,7 @@ class HttpServer(web.Server):
         self.table: Connections[HttpConnection] = Connections(limits, options["keepalive_timeout"])
         self.counters = counters
         self.restores = restores
+        self.episodes = episodes
         self._end_subscription = restores.subscribe(self._drop_all)
         self.stall_seconds = stall_seconds
         self.runs = runs
@@ -241,7 +244,7 @@ class HttpServer(web.Server):
         is_spoken, has_slashes = message.version in SPOKEN, "//" in message.path
         if is_spoken and not has_slashes and "Expect" not in message.headers:
             request = self._request_factory(message, *rest)
-            request[FACTS] = RequestFacts(self.restores)
+            request[FACTS] = RequestFacts(self.restores, self.episodes)
             return request
         headers = CIMultiDict(message.headers)
         expectations = ",".join(headers.popall("Expect", [])).lower().split(",")
@@ -253,7 +256,7 @@ class HttpServer(web.Server):
             target = single_slashes(message.path)
             known = known._replace(path=target, url=URL(target, encoded=True))
         request = self._request_factory(known, *rest)
-        facts = request[FACTS] = RequestFacts(self.restores)
+        facts = request[FACTS] = RequestFacts(self.restores, self.episodes)
         facts.expectations = frozenset(one.strip() for one in expectations) - {""}
         if not is_spoken:
             facts.foreign_version = message.version
@@ -385,6 +388,7 @@ def _final_refusal(
     response = errors.render_v1(error)
     response.headers["X-Request-ID"] = request_id(given_id)
     response.headers[INSTANCE_HEADER] = server.restores.instance_id
+    response.headers[EPISODE_HEADER] = server.episodes.current
     response.headers["Server"] = SERVER
     response.force_close()
     return response

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from execd.api.wire.auth import TokenGate
     from execd.api.wire.route import Route
     from execd.engine.engine import Engine
+    from execd.engine.episodes import Episodes
     from execd.engine.executions.execution import Execution
     from execd.engine.in_flight import Lease
     from execd.engine.restores import Restores
@@ -29,6 +30,7 @@ class RequestFacts:
     """What execd knows of a request beside aiohttp. ``HttpServer`` makes one for each request."""
 
     __slots__ = (
+        "episodes",
         "execution",
         "expectations",
         "foreign_version",
@@ -38,7 +40,9 @@ class RequestFacts:
         "started",
     )
 
-    def __init__(self, restores: Restores) -> None:
+    def __init__(self, restores: Restores, episodes: Episodes) -> None:
+        self.episodes = episodes
+        """Asked for the episode when the reply begins: the request itself may reset the sandbox."""
         self.restores = restores
         """Asked for the instance when the reply begins: the request itself may report a restore."""
         self.id = ""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 SERVER = f"execd/{__version__}"
 INSTANCE_HEADER = "X-Execd-Instance"
+EPISODE_HEADER, EXPECT_EPISODE_HEADER = "X-Execd-Episode", "X-Execd-Expect-Episode"
 JSON = "application/json"
 _SURROGATES = re.compile("[\ud800-\udfff]")
 

@@ -41,6 +41,8 @@ class Access(Enum):
     PROBE = auto()
     """All requests, even when the connections of the daemon are used up. Kubelets cannot carry a
     token."""
+    RESET = auto()
+    """Requests with the token, also while a reset runs. The handler checks the episode."""
     INIT = auto()
     """All requests, also before the init that the route brings. The handler refuses."""
 

@@ -35,6 +35,7 @@ FIXED = {
     ExitReason.DISK_LIMIT: "a directory held nearly all of what it may hold",
     ExitReason.INTERRUPTED: "an interrupt, or a restart of the session, ended the cell",
     ExitReason.INIT_KILLED: "the parent process of all user code ended, and all user code with it",
+    ExitReason.RESET: "the sandbox was reset",
     ExitReason.SHUTDOWN: "execd was told to stop",
     ExitReason.DAEMON_RESTARTED: (
         "execd ended in the middle of the execution, and nobody saw how the program ended"

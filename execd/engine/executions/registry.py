@@ -164,6 +164,11 @@ class Registry:
         self._memory_bytes -= self._memory_of.pop(execution.id, 0)
         self._unname(execution)
 
+    def forget_key(self, execution: Execution) -> None:
+        """Keep the record of a finished execution, and let no request find the record by a key."""
+        self._unname(execution)
+        execution.key, execution.payload = None, ""
+
     def _unname(self, execution: Execution) -> None:
         request_key = self._request_of.pop(execution.id, None)
         if request_key is not None and self._by_request.get(request_key) is execution:

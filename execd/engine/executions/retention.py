@@ -16,6 +16,7 @@ import time
 from typing import TYPE_CHECKING
 
 from execd.engine.executions.records import begin_record, end_record, restore
+from execd.engine.executions.state import ExecutionPhase
 from execd.engine.store.journal import Cut, Forget
 from execd.engine.store.state_dir import DISK_SECONDS, NO_SPACE
 from execd.model import ExitReason
@@ -163,6 +164,21 @@ class Retention:
             execution.output.remove()
             if execution.is_journaled:
                 await self._state_dir.write_journal(Forget(execution.id))
+
+    def end_episode(self, *, keeps_records: bool) -> None:
+        """Forget all executions that have ended, or their keys alone. No reply is under way. The
+        journal's record is ``ResetEnded``."""
+        for execution in self._registry:
+            if execution.phase is not ExecutionPhase.EXITED:
+                continue
+            if keeps_records:
+                self._registry.forget_key(execution)
+                continue
+            self._registry.remove(execution)
+            self._held_pipes.remove(execution.id, execution.output)
+            execution.output.remove()
+        while self._expired:
+            self._expired.popitem()[1].output.remove()
 
     def _retire(self, gone: Iterable[Execution]) -> None:
         """Forget executions that the registry has removed; see the module's text for the order."""

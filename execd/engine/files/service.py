@@ -139,9 +139,19 @@ class Files:
         )
         self._threads = FileThreads(identity)
 
+    def hide(self, path: str) -> None:
+        """Refuse the directory below this root: user code has another view of it."""
+        self._root.own_dirs += (path,)
+
     def end_watch_streams(self) -> None:
         """End the news of all watches, those of views too: the daemon ends."""
         self._watches.end_streams()
+
+    async def settle(self, within_seconds: float) -> bool:
+        """Wait until no file operation is under way, after ``end_watch_streams``, and allow watches
+        again. Return whether that is so in time."""
+        self._watches.begin_again()
+        return await self._threads.settle(within_seconds)
 
     def with_root(self, root: Root) -> Self:
         """Return a service with the same threads and limits, and another root."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from execd.errors import Unavailable
 from execd.proc.spawn import KEEP_IDENTITY, Identity, act_as
@@ -64,10 +65,25 @@ class FileThreads:
         self._executor = ThreadPoolExecutor(
             MAX_THREADS, thread_name_prefix="files", initializer=begin
         )
+        self._working: set[asyncio.Future[Any]] = set()
+        """The calls under way, with and without a caller."""
 
     def close(self) -> None:
         """Refuse further calls. Does not wait for the threads: a disk may hang."""
         self._executor.shutdown(wait=False)
+
+    async def settle(self, within_seconds: float) -> bool:
+        """Wait until no call is under way, which a cancelled caller has left too. Return whether
+        that is so in time."""
+        until = time.monotonic() + within_seconds
+        while self._working and (left := until - time.monotonic()) > 0:
+            await asyncio.wait(self._working, timeout=left)
+        return not self._working
+
+    def _note(self, future: asyncio.Future[T]) -> asyncio.Future[T]:
+        self._working.add(future)
+        future.add_done_callback(self._working.discard)
+        return future
 
     async def run(self, call: Callable[[], T], undo: Callable[[T], None] | None = None) -> T:
         """Run ``call`` in a thread and return the result.
@@ -91,7 +107,7 @@ class FileThreads:
 
     def _submit(self, call: Callable[[], T]) -> asyncio.Future[T]:
         try:
-            return asyncio.get_running_loop().run_in_executor(self._executor, call)
+            return self._note(asyncio.get_running_loop().run_in_executor(self._executor, call))
         except RuntimeError:
             raise Unavailable(
                 "no more file operations: execd is shutting down; repeat the request when execd is "
@@ -149,7 +165,7 @@ class FileThreads:
         """
         loop = asyncio.get_running_loop()
         try:
-            return loop.run_in_executor(self._executor, call)
+            return self._note(loop.run_in_executor(self._executor, call))
         except RuntimeError:
             call()
             finished = loop.create_future()

@@ -35,7 +35,7 @@ class Watches:
         self._count = 0
         self._turn = asyncio.Lock()
         self.is_over = False
-        """No news are told any more: the daemon ends."""
+        """No news are told any more: the daemon, or the episode, ends."""
         self._waits: set[asyncio.Future[None]] = set()
 
     def begin(self) -> None:
@@ -58,6 +58,10 @@ class Watches:
         self.is_over = True
         for wait in self._waits:
             _wake(wait)
+
+    def begin_again(self) -> None:
+        """Tell news again, after ``end_streams``: all iterations of before are over."""
+        self.is_over = False
 
     async def wait_readable(self, fd: int, timeout_seconds: float | None) -> bool:
         """Wait until the queue is readable, or ``end_streams`` is called. False: the timeout came

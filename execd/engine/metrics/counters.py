@@ -22,6 +22,7 @@ DURATION_SECONDS = (0.005, 0.025, 0.1, 0.5, 2.0, 10.0, 60.0, 300.0, 1800.0)
 QUEUE_SECONDS = (0.001, 0.01, 0.1, 0.5, 2.0, 10.0, 30.0)
 # The clock of the event loop counts whole milliseconds. 0.5 s is the bound of an alert.
 LAG_SECONDS = (0.002, 0.01, 0.05, 0.2, 0.5, 1.0, 5.0)
+RESET_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 class Histogram:
@@ -76,6 +77,14 @@ class Counters:
         """From the request of an execution to its turn."""
         self.loop_lag_seconds = Histogram(LAG_SECONDS)
         """How late the event loop ran a timer."""
+
+        self.resets: dict[bool, int] = {True: 0, False: 0}
+        """By whether the reset was clean."""
+        self.reset_seconds = Histogram(RESET_SECONDS)
+
+    def record_reset(self, *, is_clean: bool, duration_seconds: float) -> None:
+        self.resets[is_clean] += 1
+        self.reset_seconds.observe(duration_seconds)
 
     def add_dialect(self, dialect: DialectName | None) -> None:
         """Count the executions of this dialect too. Until the first end the counters are 0: a

@@ -117,8 +117,13 @@ class HeldPipes:
         return grown
 
     async def close(self, within_seconds: float) -> None:
-        """Close the pipes, and wait for writes to the disk that are under way."""
+        """Close the pipes, and wait for writes to the disk that are under way. No pipe comes
+        afterwards."""
         self._is_closed = True
+        await self.close_all(within_seconds)
+
+    async def close_all(self, within_seconds: float) -> None:
+        """Close the present pipes. As ``close``, but others may come."""
         pumps = list(self._pipes)
         for pump in pumps:
             pump.close()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from execd.engine.executions import exit_status
-from execd.model import NO_EXIT_CODE, UNKNOWN_USAGE, ExitReason, Result, Usage
+from execd.model import NO_EXIT_CODE, RESET_EXIT_CODE, UNKNOWN_USAGE, ExitReason, Result, Usage
 from execd.proc.child import Lost
 from execd.proc.messages import Exited
 
@@ -55,6 +55,8 @@ def _by_done(done: worker_messages.Done, end: CellEnd, usage: Usage) -> Result:
     exit_code = 0
     if done.status == "error" or end.cause is not None:
         exit_code = (0 if done.exit is None else done.exit.code) or 1
+    if end.cause is ExitReason.RESET:
+        exit_code = RESET_EXIT_CODE
     return Result(
         exit_code=exit_code,
         term_signal=None,

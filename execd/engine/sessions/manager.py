@@ -152,6 +152,26 @@ class Sessions(SessionTable):
         while self._tasks and (left := until - time.monotonic()) > 0:
             await asyncio.wait(self._tasks, timeout=left)
 
+    async def end_episode(self, within_seconds: float) -> bool:
+        """Forget all sessions, of former daemons too, and begin anew without an interpreter. Call
+        after ``drain``, ``refuse_all`` and the warden's end. Return whether every worker and task
+        has ended in time."""
+        gone = [one.worker.gone for one in self._sessions.values() if one.worker is not None]
+        pending: set[asyncio.Future[Any]] = set()
+        if gone:
+            _, pending = await asyncio.wait(gone, timeout=within_seconds)
+        for session in list(self._sessions.values()):
+            self._remove(session)
+        self._run_in_background(self.zygote.close(), "zygote-end")
+        until = time.monotonic() + within_seconds
+        while self._tasks and (left := until - time.monotonic()) > 0:
+            await asyncio.wait(self._tasks, timeout=left)
+        restarts, self.zygote = self.zygote.restarts, Zygote(self._context, self._turns)
+        self.zygote.restarts = restarts
+        self._former_generations.clear()
+        self._is_draining = False
+        return not pending and not self._tasks
+
     @property
     def refusal(self) -> Refusal | None:
         """Why the interpreter cannot serve sessions. None: not known to be so."""

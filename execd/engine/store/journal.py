@@ -27,18 +27,21 @@ import os
 import re
 import sys
 import zlib
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 from msgspec import Raw
 
 # msgspec reads the annotations at run time.
 from execd.model import CellFacts, DisplayKind, Limits, Result, StartedBy  # noqa: TC001
+from execd.proc.kernel_traces import KernelTraces  # noqa: TC001
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 COMPACT_AT_BYTES = 1 << 20
+MAX_RESET_ANSWERS = 16
+"""Answers of resets that are kept for a repeated request, the newest."""
 DAMAGED = ".damaged"
 """Ending of the file with the damaged lines of the journal. No daemon reads this file."""
 READ_DEPTH = 10_000
@@ -139,8 +142,67 @@ class SessionDeleted(msgspec.Struct, frozen=True, tag="unnamed"):
     id: str
 
 
+class EpisodeRecorded(msgspec.Struct, frozen=True, tag="episode"):
+    """The episode of this state dir, until the next reset."""
+
+    state_id: str
+    number: int
+
+    @property
+    def text(self) -> str:
+        """The opaque id on the wire."""
+        return f"{self.state_id}-{self.number}"
+
+
+class TracesRecorded(msgspec.Struct, frozen=True, tag="traces"):
+    """What the kernel held before any user code ran: a later daemon in the same namespaces finds
+    the traces of this daemon's user code as well."""
+
+    place: str
+    """See ``kernel_traces.place``."""
+    traces: KernelTraces
+
+
+class ResetBegun(msgspec.Struct, frozen=True, tag="reset_begun"):
+    """A reset that a later daemon has to finish."""
+
+    key: str
+    """Digest of the idempotency key."""
+    payload: str
+    """Digest of the request."""
+    checkpoint: str
+    verify: Literal["auto", "content", "stat"]
+    keeps_records: bool
+    ended: dict[str, int]
+    """Counts of what lived at the begin."""
+    warden: tuple[int, int] = (0, 0)
+    """Pid and start time of the warden at the begin; zeros: no warden was up."""
+
+
+class ResetEnded(msgspec.Struct, frozen=True, tag="reset_ended"):
+    """The end of a reset: everything of the former episode is forgotten."""
+
+    key: str
+    payload: str
+    episode: EpisodeRecorded
+    """The new episode."""
+    keeps_records: bool
+    answer: Raw
+
+
 Record = (
-    Begin | End | Cut | Forget | SessionRecorded | SessionDeleted | MemoryShortage | MemoryRecovered
+    Begin
+    | End
+    | Cut
+    | Forget
+    | SessionRecorded
+    | SessionDeleted
+    | MemoryShortage
+    | MemoryRecovered
+    | EpisodeRecorded
+    | TracesRecorded
+    | ResetBegun
+    | ResetEnded
 )
 
 
@@ -149,6 +211,14 @@ class JournaledExecution(msgspec.Struct):
 
     begin: Begin
     end: End | Cut | None = None
+
+    def forget_key(self) -> None:
+        """Let no request find the execution by its key, and no request of its id be a repetition.
+        ``payload`` has the digest of no request."""
+        replace = msgspec.structs.replace
+        self.begin = replace(self.begin, key=None, payload="")
+        if isinstance(self.end, End):
+            self.end = replace(self.end, key=None, payload="")
 
 
 _decoder = msgspec.json.Decoder(Record)
@@ -222,6 +292,12 @@ class JournalState:
         self.generations: dict[str, int] = {}
         """Session id -> generation."""
         self.shortage: MemoryShortage | None = None
+        self.episode: EpisodeRecorded | None = None
+        self.traces: TracesRecorded | None = None
+        self.reset: ResetBegun | None = None
+        """The reset without an end."""
+        self.resets: dict[str, ResetEnded] = {}
+        """By the digest of the key, the oldest first."""
         for record in records:
             self.add(record)
 
@@ -244,9 +320,35 @@ class JournalState:
                 self.shortage = record
             case MemoryRecovered():
                 self.shortage = None
+            case EpisodeRecorded():
+                self.episode = record
+            case TracesRecorded():
+                self.traces = record
+            case ResetBegun():
+                self.reset = record
+            case ResetEnded():
+                self._end_episode(record)
+
+    def _end_episode(self, record: ResetEnded) -> None:
+        self.reset, self.episode = None, record.episode
+        self.resets.pop(record.key, None)
+        self.resets[record.key] = record
+        for key in list(self.resets)[:-MAX_RESET_ANSWERS]:
+            del self.resets[key]
+        self.generations.clear()
+        if not record.keeps_records:
+            self.executions.clear()
+        for execution in self.executions.values():
+            execution.forget_key()
 
     def lines(self) -> Iterator[bytes]:
-        """Encode the live records: those of executions and sessions still known."""
+        """Encode the live records: those of executions and sessions still known. The end of a reset
+        forgets the records before, and so comes first."""
+        for reset in self.resets.values():
+            yield encode(reset)
+        for single in (self.episode, self.traces, self.reset):
+            if single is not None:
+                yield encode(single)
         for execution in self.executions.values():
             yield encode(execution.begin)
             if execution.end is not None:
@@ -294,6 +396,11 @@ class Journal:
     def generations(self) -> dict[str, int]:
         """The sessions of former daemons: id -> generation reached."""
         return dict(self._state.generations)
+
+    @property
+    def state(self) -> JournalState:
+        """The sum of the records. Only the journal's thread changes the state."""
+        return self._state
 
     @property
     def shortage(self) -> MemoryShortage | None:

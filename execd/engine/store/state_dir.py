@@ -20,11 +20,12 @@ import errno
 import functools
 import logging
 import os
+import secrets
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
-from execd.engine.store.journal import Journal
+from execd.engine.store.journal import EpisodeRecorded, Journal
 from execd.engine.store.state_folder import StateFolder
 
 if TYPE_CHECKING:
@@ -88,6 +89,9 @@ class StateDir:
                 undo.callback(self.journal.close)
                 self.former_executions = self.journal.load()
                 self.former_shortage = self.journal.shortage
+                if self.journal.state.episode is None:
+                    with contextlib.suppress(OSError):  # the journal catches up
+                        self.journal.append(EpisodeRecorded(secrets.token_hex(6), 1))
                 if self.journal.damaged_bytes:
                     extra = {"path": path, "damaged_bytes": self.journal.damaged_bytes}
                     logger.error("the journal is damaged", extra=extra)

@@ -12,6 +12,8 @@ import pytest
 from execd.engine.store import state_dir as module
 from execd.engine.store.journal import (
     Begin,
+    End,
+    EpisodeRecorded,
     Forget,
     JournaledExecution,
     JournalState,
@@ -123,7 +125,10 @@ def test_a_folder_that_may_not_be_written_is_refused_by_name(tmp_path: Path) -> 
 
 
 def journaled(folder: Path) -> list[str]:
-    return [record.id for record in decode((folder / "journal").read_bytes())[0]]
+    """The ids of the records, but for the first of every journal, which names the episode."""
+    first, *records = decode((folder / "journal").read_bytes())[0]
+    assert isinstance(first, EpisodeRecorded)
+    return [record.id for record in records if isinstance(record, Begin | End | Forget)]
 
 
 async def test_a_removed_state_dir_has_lock_and_journal_again_with_all_that_is_known(

@@ -78,7 +78,11 @@ _sandboxes: WeakKeyDictionary[TokenGate, Sandbox] = WeakKeyDictionary()
 def share_sandbox(app: web.Application) -> None:
     """Add the daemon's sandbox to the application: both ports show the same. The end of an
     application ends the watchers."""
+    is_new = app[GATE] not in _sandboxes
     sandbox = app[SANDBOX] = _sandboxes.setdefault(app[GATE], Sandbox(app[ENGINE]))
+
+    if is_new:
+        sandbox.engine.on_reset(sandbox.watchers.close)
 
     async def end(_app: web.Application) -> None:
         await sandbox.watchers.close()

@@ -19,7 +19,7 @@ from grpclib.const import Cardinality, Status
 from grpclib.metadata import encode_grpc_message
 from grpclib.stream import StreamIterator
 
-from execd.api.wire_api import INSTANCE_HEADER
+from execd.api.wire_api import EPISODE_HEADER, INSTANCE_HEADER
 from execd.engine.engine_api import InvalidArgument, NotSupported, PayloadTooLarge, RequestTimeout
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class RpcCall(StreamIterator[Any]):
         self.metadata = metadata
         self.request_id = ""
         self.instance_id = ""
+        self.episode = ""
         self.deadline: float | None = None
         """On the loop's clock; None: the caller waits for ever."""
         self.has_execution = False
@@ -157,6 +158,7 @@ class RpcCall(StreamIterator[Any]):
             ("content-type", CONTENT_TYPE),
             ("x-request-id", self.request_id),
             (INSTANCE_HEADER.lower(), self.instance_id),
+            (EPISODE_HEADER.lower(), self.episode),
         ]
 
     async def _within_stall(self, sending: Any) -> None:

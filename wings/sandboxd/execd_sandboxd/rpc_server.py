@@ -27,7 +27,13 @@ from h2.config import H2Configuration
 from h2.exceptions import ProtocolError, StreamClosedError
 from multidict import CIMultiDict
 
-from execd.api.wire_api import INSTANCE_HEADER, presented_tokens, request_id
+from execd.api.wire_api import (
+    EPISODE_HEADER,
+    EXPECT_EPISODE_HEADER,
+    INSTANCE_HEADER,
+    presented_tokens,
+    request_id,
+)
 from execd.engine.engine_api import (
     ExecdError,
     Internal,
@@ -171,7 +177,11 @@ class RpcServer:
                 return
             async with asyncio.timeout(self.engine.config.stream_stall_seconds):
                 instance_id = self.engine.restores.instance_id
-                refusal = [(":status", str(http_status)), (INSTANCE_HEADER.lower(), instance_id)]
+                refusal = [
+                    (":status", str(http_status)),
+                    (INSTANCE_HEADER.lower(), instance_id),
+                    (EPISODE_HEADER.lower(), self.engine.episodes.current),
+                ]
                 await stream.send_headers(refusal, end_stream=True)
         except TimeoutError:
             connection.cut()
@@ -199,10 +209,12 @@ class RpcServer:
         )
         call.request_id = request_id(fields.get("X-Request-ID"))
         call.instance_id = self.engine.restores.instance_id
+        call.episode = self.engine.episodes.current
         try:
             status, message = await self._outcome(call, handler)
             await call.send_trailing_metadata(status=status, status_message=message)
         finally:
+            self.engine.episodes.leave()
             lease.release()
             if not call.has_execution:
                 self._log(call, time.perf_counter() - began)
@@ -221,6 +233,8 @@ class RpcServer:
         except TimeoutError:
             return Status.DEADLINE_EXCEEDED, "the deadline of the call is over"
         except asyncio.CancelledError:
+            if self.engine.episodes.was_ended():
+                return Status.UNAVAILABLE, "the sandbox is being reset"
             if not self.is_closing:
                 raise
             return Status.UNAVAILABLE, "execd is shutting down"
@@ -237,12 +251,20 @@ class RpcServer:
             return
         self._gate.refuse_before_init()
         if self._gate.token_sha256 is None:
+            self._enter(call)
             return
         matches = [self._gate.matches(token) for token in presented_tokens(call.metadata)]
         if not any(matches):
             raise Unauthenticated(
                 "a valid access token is required" if matches else "an access token is required"
             )
+        self._enter(call)
+
+    def _enter(self, call: RpcCall) -> None:
+        """Raises EpisodeOver (a Conflict), Unavailable during a reset."""
+        expected = call.metadata.get(EXPECT_EPISODE_HEADER)
+        self.engine.episodes.enter(expected)
+        call.episode = self.engine.episodes.current
 
     def _refusal(self, error: ExecdError, call: RpcCall) -> tuple[Status, str]:
         """Count the error. A fault of execd is logged whole; the caller gets the id of the line."""

@@ -1,0 +1,160 @@
+"""What a reset did and found: the reply of ``POST /v1/reset``, and the steps. Pure.
+
+The steps are a chain: each begins when the one before has ended, well or not. A step that fails
+leaves a difference, and the chain goes on, because a sandbox in the middle of a reset serves
+nobody. Only what VERIFY and the ends of the other steps saw makes ``clean`` true; no step is
+believed because it returned.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+import msgspec
+
+MAX_DIFFERENCES = 1000
+"""Differences that a reply names. The total counts all."""
+VerifyHow = Literal["auto", "content", "stat"]
+DifferenceKind = Literal[
+    "step",
+    "request",
+    "execution",
+    "process",
+    "socket",
+    "object",
+    "mount",
+    "shm",
+    "warden",
+    "session",
+    "file",
+    "journal",
+]
+
+
+class ResetStep(StrEnum):
+    """In the order of their run."""
+
+    END = "end"
+    """Answer everybody who waits, and end requests, sessions, shells, terminals and watches."""
+    HALT = "halt"
+    """End the warden, and every process with the warden."""
+    RESTORE = "restore"
+    """Make the files as in the checkpoint."""
+    FORGET = "forget"
+    """Forget records, keys, sessions and shells."""
+    START = "start"
+    """Start the next warden."""
+    VERIFY = "verify"
+    """Look for what is not as before."""
+
+    @property
+    def next(self) -> ResetStep | None:
+        """None: the answer follows."""
+        steps = list(ResetStep)
+        place = steps.index(self) + 1
+        return steps[place] if place < len(steps) else None
+
+
+class ResetDifference(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing that is not as before, or could not be verified."""
+
+    kind: DifferenceKind
+    """`file`: in a root or a watched directory. `socket`: somebody listens. `object`: of System V,
+    or a POSIX queue. `shm`: a name in /dev/shm. `step`: a step of the reset failed."""
+    message: str
+    """What differs, in words."""
+    path: str | None = None
+    pid: int | None = None
+    port: int | None = None
+
+
+class ResetDifferences(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is not as before."""
+
+    items: list[ResetDifference]
+    """At most 1,000."""
+    total: int
+
+
+class EndedCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What lived when the reset began."""
+
+    executions: int
+    sessions: int
+    """Sessions of Python, with and without an interpreter."""
+    shells: int
+    """Bash sessions and named terminals."""
+    processes: int
+    """All processes below the warden, waiting interpreters included."""
+
+
+class ResetFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """Files of the roots."""
+
+    restored: int
+    removed: int
+    unchanged: int
+
+
+class StepDuration(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a step took."""
+
+    name: ResetStep
+    duration_seconds: float
+
+
+class ResetScope(msgspec.Struct, frozen=True, kw_only=True):
+    """What `clean` speaks of."""
+
+    processes: Literal["namespace", "sweep"]
+    """`namespace`: the kernel ended the PID namespace of user code. `sweep`: there are no
+    namespaces, and execd ended each process that it found."""
+    checkpoint: str
+    roots: list[str]
+    """Directories whose files were compared."""
+    watched: list[str]
+    """Directories of which the manifest was compared."""
+
+
+class ResetReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of a reset."""
+
+    clean: bool
+    """Whether everything in the scope was verified to be as before."""
+    episode: str
+    """The episode that begins with this answer, as in `X-Execd-Episode`."""
+    verified_by: str
+    """How files were compared: `content` or `stat`; empty: they could not be."""
+    ended: EndedCounts
+    files: ResetFiles
+    differences: ResetDifferences
+    scope: ResetScope
+    steps: list[StepDuration]
+
+
+class DifferenceList:
+    """Collects differences."""
+
+    def __init__(self) -> None:
+        self.items: list[ResetDifference] = []
+        self.total = 0
+
+    def add(
+        self,
+        kind: DifferenceKind,
+        message: str,
+        *,
+        path: str | None = None,
+        pid: int | None = None,
+        port: int | None = None,
+    ) -> None:
+        self.append(ResetDifference(kind=kind, message=message, path=path, pid=pid, port=port))
+
+    def append(self, difference: ResetDifference) -> None:
+        self.total += 1
+        if len(self.items) < MAX_DIFFERENCES:
+            self.items.append(difference)
+
+    def freeze(self) -> ResetDifferences:
+        return ResetDifferences(items=self.items, total=self.total)

@@ -1,0 +1,209 @@
+"""The steps of a reset, each of which may be run again by a later daemon. ``reset`` has the theory.
+
+A step notes in ``ResetRun.differences`` what did not become as before, as far as the step sees.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from execd.engine.reset_outcome import (
+    DifferenceList,
+    ResetDifference,
+    ResetFiles,
+    ResetScope,
+    ResetStep,
+    StepDuration,
+)
+from execd.engine.surroundings import NOBODY
+from execd.model import ExitReason
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from execd.engine.assembly import Parts
+    from execd.engine.entrypoint import Entrypoint
+    from execd.engine.store.journal import ResetBegun
+    from execd.engine.surroundings import Surroundings
+    from execd.files.checkpoints.entries import Checkpoint, Trouble
+
+# How long executions may take to end after KILL, replies to be sent after that, and cancelled
+# requests and threads to leave.
+END_SECONDS, REPLY_SECONDS, LEAVE_SECONDS = 3.0, 0.25, 5.0
+
+
+class Shells(NamedTuple):
+    """Bash sessions and named terminals."""
+
+    count_all: Callable[[], int]
+    end_all: Callable[[float], Awaitable[bool]]
+    """Returns whether all have ended within these seconds."""
+
+
+class ResetRun:
+    """One reset under way."""
+
+    def __init__(self, begun: ResetBegun, checkpoint: Checkpoint | None, *, is_late: bool) -> None:
+        """``is_late``: a former daemon began the reset. Without a checkpoint the step RESTORE
+        fails, and says why."""
+        self.begun = begun
+        self.checkpoint = checkpoint
+        self.is_late = is_late
+        self.is_journaled = is_late
+        self.differences = DifferenceList()
+        self.troubles: Sequence[Trouble] = ()
+        self.files = ResetFiles(restored=0, removed=0, unchanged=0)
+        self.verified_by = ""
+        self.living: set[int] = set()
+        """Processes of user code that could not be ended."""
+        self.durations: list[StepDuration] = []
+
+
+class ResetSteps:
+    """Carries the steps out on the parts of the engine."""
+
+    def __init__(self, parts: Parts, shells: Shells, surroundings: Surroundings) -> None:
+        self.hooks: list[Callable[[], Awaitable[None]]] = []
+        """Called in each reset, for what dialects remember of the episode."""
+        self.entrypoint: Entrypoint | None = None
+        self._parts = parts
+        self._shells = shells
+        self._surroundings = surroundings
+
+    async def take(self, step: ResetStep, run: ResetRun) -> None:
+        """Any exception means that the step failed."""
+        match step:
+            case ResetStep.END:
+                await self._end(run)
+            case ResetStep.HALT:
+                await self._halt(run)
+            case ResetStep.RESTORE:
+                await self._restore(run)
+            case ResetStep.FORGET:
+                await self._forget(run)
+            case ResetStep.START:
+                await self._start(run)
+            case ResetStep.VERIFY:
+                await self._verify(run)
+
+    async def go_on(self) -> None:
+        """Begin what user code has from the start: after the verification, because both may write.
+        The interpreter starts while the caller reads the answer."""
+        self._parts.sessions.start()
+        if self.entrypoint is not None:
+            await self.entrypoint.start_again()
+
+    @property
+    def _is_in_namespace(self) -> bool:
+        started = self._parts.warden.started
+        return started is not None and started.shape != "none"
+
+    def scope(self, run: ResetRun) -> ResetScope:
+        facts = run.checkpoint
+        return ResetScope(
+            processes="namespace" if self._is_in_namespace else "sweep",
+            checkpoint=run.begun.checkpoint,
+            roots=[] if facts is None else [root.path for root in facts.roots],
+            watched=[] if facts is None else [root.path for root in facts.watched],
+        )
+
+    async def _end(self, run: ResetRun) -> None:
+        parts, add = self._parts, run.differences.add
+        if self.entrypoint is not None:
+            self.entrypoint.let_go()
+        live = parts.registry.live
+        for execution in live:
+            execution.end(ExitReason.RESET, 0.0)
+        parts.sessions.drain()
+        parts.sessions.refuse_all()
+        parts.sessions.end_streams()
+        parts.tree_files.end_watch_streams()
+        if live:
+            waits = [asyncio.ensure_future(execution.ended()) for execution in live]
+            _, late = await asyncio.wait(waits, timeout=END_SECONDS)
+            for execution in live:
+                execution.answer_now()
+            for wait in late:
+                wait.cancel()
+        if n_inside := await parts.episodes.empty(REPLY_SECONDS, LEAVE_SECONDS):
+            add("request", f"{n_inside} requests of the former episode go on")
+        for hook in self.hooks:
+            await hook()
+        if not await self._shells.end_all(LEAVE_SECONDS):
+            add("session", "a bash session or a terminal has not ended")
+        if not await parts.files.settle(LEAVE_SECONDS):
+            add("request", "a file operation of the former episode goes on")
+
+    async def _halt(self, run: ResetRun) -> None:
+        is_in_namespace = self._is_in_namespace
+        run.living.update(await self._parts.warden.halt())
+        former = run.begun.warden if run.is_late else NOBODY
+        run.living.update(
+            await asyncio.to_thread(
+                self._surroundings.wait_gone, former, is_in_namespace=is_in_namespace
+            )
+        )
+        for pid in sorted(run.living):
+            run.differences.add("process", f"the process {pid} lives on", pid=pid)
+        if ends := [asyncio.ensure_future(one.ended()) for one in self._parts.registry.live]:
+            _, late = await asyncio.wait(ends, timeout=END_SECONDS)
+            for wait in late:
+                wait.cancel()
+            for execution in self._parts.registry.live:
+                run.differences.add("execution", f"the execution {execution.id} has not ended")
+
+    async def _restore(self, run: ResetRun) -> None:
+        if not run.is_journaled:  # the disk was full, perhaps with logs
+            self._parts.retention.end_episode(keeps_records=run.begun.keeps_records)
+            run.is_journaled = await self._parts.store.write_journal(run.begun) is None
+        found = await self._parts.checkpoints.restore(run.begun.checkpoint)
+        run.troubles = found.troubles
+        run.files = ResetFiles(
+            restored=found.restored, removed=found.removed, unchanged=found.unchanged
+        )
+        await self._parts.ensure_base_dir()
+
+    async def _forget(self, run: ResetRun) -> None:
+        parts = self._parts
+        await parts.held_pipes.close_all(END_SECONDS)
+        if not await parts.sessions.end_episode(LEAVE_SECONDS):
+            run.differences.add("session", "a session has not ended")
+        parts.retention.end_episode(keeps_records=run.begun.keeps_records)
+
+    async def _start(self, run: ResetRun) -> None:
+        try:
+            await self._parts.warden.resume()
+        except (OSError, TimeoutError) as error:
+            run.differences.add("warden", f"no warden could be started yet: {error}")
+
+    async def _verify(self, run: ResetRun) -> None:
+        for trace in await asyncio.to_thread(self._compare, run):
+            run.differences.append(trace)
+        found = await self._parts.checkpoints.verify(run.begun.checkpoint, run.begun.verify)
+        run.verified_by = found.verified_by
+        reasons = {trouble.path: trouble.message for trouble in run.troubles}
+        for difference in found.differences:
+            message, reason = difference.message, reasons.pop(difference.path, "")
+            message = f"{message}; {reason}" if reason else message
+            run.differences.add("file", message, path=difference.path)
+        run.differences.total += found.n_differences - len(found.differences)
+        for path, message in reasons.items():
+            run.differences.add("file", message, path=path)
+
+    def _compare(self, run: ResetRun) -> list[ResetDifference]:
+        """Blocking."""
+        uid, started = self._parts.identity.uid, self._parts.warden.started
+        roots = self.scope(run).roots
+        return [
+            difference
+            for difference in self._surroundings.compare(
+                user_uid=os.geteuid() if uid is None else uid,
+                living=run.living,
+                is_in_namespace=self._is_in_namespace,
+                has_own_shm=started is not None and started.has_own_shm,
+            )
+            # A root in /dev/shm is compared file by file.
+            if difference.kind != "shm" or not {"/dev/shm", difference.path} & set(roots)
+        ]

@@ -1,0 +1,125 @@
+"""What a reset compares beside files: processes, and what user code leaves in the kernel.
+
+``look`` runs before any user code. After user code has ended, ``wait_gone`` finds the processes
+that live, and ``compare`` finds the traces.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from execd.engine.executions.environment import MARKER
+from execd.engine.reset_outcome import ResetDifference
+from execd.proc import kernel_traces, process_tree, self_process
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from execd.proc.kernel_traces import KernelTraces
+
+SCAN_SECONDS = 2.0
+# The kernel may take a moment to end the processes of a namespace, and the warden of a dead daemon
+# to notice. A warden without namespaces ends its processes first, so it may end by itself.
+GONE_SECONDS, PATIENT_SECONDS = 5.0, 2.0
+PAUSE_SECONDS = 0.01
+
+Identity = tuple[int, int]
+"""Pid and start time of a process."""
+NOBODY: Identity = (0, 0)
+
+
+class Surroundings(NamedTuple):
+    """Everything as it was before any user code ran."""
+
+    traces: KernelTraces
+    processes: frozenset[Identity]
+    """The descendants of the daemon."""
+
+    def wait_gone(self, former_warden: Identity, *, is_in_namespace: bool) -> list[int]:
+        """Return the processes of user code that still live after GONE_SECONDS. ``former_warden``:
+        the warden of a dead daemon, which is killed. Blocking."""
+        began = time.monotonic()
+        while True:
+            living = [
+                process.pid
+                for process in self_process.descendants(SCAN_SECONDS)
+                if not process.is_dead and (process.pid, process.start) not in self.processes
+            ]
+            waited_seconds = time.monotonic() - began
+            if _lives(former_warden):
+                living.append(former_warden[0])
+                if waited_seconds > PATIENT_SECONDS or is_in_namespace:
+                    with contextlib.suppress(OSError):
+                        os.kill(former_warden[0], signal.SIGKILL)
+            if not is_in_namespace:
+                living += kernel_traces.orphans_of_daemons(MARKER, SCAN_SECONDS)
+            if not living or waited_seconds > GONE_SECONDS:
+                return living
+            time.sleep(PAUSE_SECONDS)
+
+    def compare(
+        self, *, user_uid: int, living: Collection[int], is_in_namespace: bool, has_own_shm: bool
+    ) -> Iterator[ResetDifference]:
+        """Yield what differs. ``living``: the processes of user code that live. Blocking."""
+        before, now = self.traces, kernel_traces.read()
+        for socket in kernel_traces.without_foreign(
+            now.sockets - before.sockets, user_uid=user_uid, living=living
+        ):
+            where = socket.address or "an abstract address"
+            yield ResetDifference(
+                kind="socket",
+                message=f"{socket.protocol} {where}: somebody listens",
+                path=socket.address if socket.address.startswith("/") else None,
+                port=socket.port or None,
+            )
+        for line in sorted(now.mounts ^ before.mounts):
+            message = _since(line in now.mounts)
+            yield ResetDifference(kind="mount", message=message, path=line.split()[4])
+        if not is_in_namespace:
+            for name in sorted(now.objects ^ before.objects):
+                message = f"{name}: {_since(name in now.objects)}"
+                yield ResetDifference(kind="object", message=message)
+            queues = frozenset[str]() if now.has_queues else kernel_traces.list_hidden_queues()
+            if queues is None:
+                message = "POSIX queues cannot be listed: mount /dev/mqueue into the container"
+                yield ResetDifference(kind="object", message=message)
+            for name in sorted(queues or ()):
+                yield ResetDifference(kind="object", message=f"POSIX queue /{name}")
+        if not has_own_shm:
+            for name in sorted(now.shm ^ before.shm):
+                path, message = f"{kernel_traces.SHM}/{name}", _since(name in now.shm)
+                yield ResetDifference(kind="shm", message=message, path=path)
+
+
+def look() -> Surroundings:
+    """Blocking."""
+    found = self_process.descendants(SCAN_SECONDS)
+    processes = frozenset((process.pid, process.start) for process in found)
+    return Surroundings(kernel_traces.read(), processes)
+
+
+def identity(pid: int | None) -> Identity:
+    """Return NOBODY if there is no such process."""
+    process = None if pid is None else process_tree.read_process(pid)
+    return NOBODY if process is None else (process.pid, process.start)
+
+
+def count_below(pid: int | None) -> int:
+    """Return the number of living descendants of the process. Blocking."""
+    scan = process_tree.Scan()
+    scan.advance(SCAN_SECONDS)
+    found = [] if pid is None else process_tree.descendants(scan.processes, pid)
+    return sum(not process.is_dead for process in found)
+
+
+def _lives(of_process: Identity) -> bool:
+    process = process_tree.read_process(of_process[0]) if of_process[0] else None
+    return process is not None and process.start == of_process[1] and not process.is_dead
+
+
+def _since(is_new: bool) -> str:
+    return "new since the start of execd" if is_new else "gone since the start of execd"
