@@ -65,8 +65,11 @@ class ResetDifference(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     message: str
     """What differs, in words."""
     path: str | None = None
+    """The file, the mount or the name. Absent: the difference has none."""
     pid: int | None = None
+    """The process. Absent: the difference has none."""
     port: int | None = None
+    """The port that somebody listens at. Absent: the difference has none."""
 
 
 class ResetDifferences(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,12 +78,14 @@ class ResetDifferences(msgspec.Struct, frozen=True, kw_only=True):
     items: list[ResetDifference]
     """At most 1,000."""
     total: int
+    """The number of all differences."""
 
 
 class EndedCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What lived when the reset began."""
 
     executions: int
+    """Commands and cells."""
     sessions: int
     """Sessions of Python, with and without an interpreter."""
     shells: int
@@ -93,15 +98,20 @@ class ResetFiles(msgspec.Struct, frozen=True, kw_only=True):
     """Files of the roots."""
 
     restored: int
+    """Files and directories that were made as before."""
     removed: int
+    """Files and directories that were not in the checkpoint."""
     unchanged: int
+    """Files and directories that were as in the checkpoint."""
 
 
 class StepDuration(msgspec.Struct, frozen=True, kw_only=True):
     """How long a step took."""
 
     name: ResetStep
+    """The step, in the order of their run."""
     duration_seconds: float
+    """How long the step took."""
 
 
 class ResetScope(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +121,7 @@ class ResetScope(msgspec.Struct, frozen=True, kw_only=True):
     """`namespace`: the kernel ended the PID namespace of user code. `sweep`: there are no
     namespaces, and execd ended each process that it found."""
     checkpoint: str
+    """The id of the checkpoint."""
     roots: list[str]
     """Directories whose files were compared."""
     watched: list[str]
@@ -127,10 +138,15 @@ class ResetReply(msgspec.Struct, frozen=True, kw_only=True):
     verified_by: str
     """How files were compared: `content` or `stat`; empty: they could not be."""
     ended: EndedCounts
+    """What lived when the reset began."""
     files: ResetFiles
+    """What the reset did with files."""
     differences: ResetDifferences
+    """What is not as before; none where the sandbox is clean."""
     scope: ResetScope
+    """What `clean` speaks of."""
     steps: list[StepDuration]
+    """The steps of the reset, and their times."""
 
 
 class DifferenceList:

@@ -43,11 +43,6 @@ class Sandbox:
             details = {"field": EXPECTED_EPISODE} if self.marks else {}
             refusal = {"code": "CONFLICT", "message": "another episode", "details": details}
             return web.json_response(refusal, status=409, headers=headers)
-        if request.path == "/v1/reset":
-            self.episode += "0"
-            differences = {"items": [], "total": 0}
-            outcome = {"clean": True, "episode": self.episode, "differences": differences}
-            return web.json_response(outcome, headers={EPISODE: self.episode})
         if request.path == "/v1/fs/mkdir":
             refusal = {"code": "CONFLICT", "message": "a file is there", "details": {}}
             return web.json_response(refusal, status=409, headers=headers)
@@ -81,20 +76,6 @@ async def test_request_of_an_ended_episode_raises_episode_ended(
         await ACTIONS[name](client)
     assert raised.value.http_status == 409
     assert scripted.expected == [None, "state.0"]
-
-
-async def test_client_goes_on_in_the_episode_of_its_own_reset(
-    scripted: Sandbox, client: AsyncExecd
-) -> None:
-    async with AsyncExecd(scripted.url) as other:
-        assert not await other.files.exists("anything")
-        outcome = await client.reset()
-        assert outcome.episode == "state.00"
-        assert not await client.files.exists("anything")
-        with pytest.raises(EpisodeEnded):
-            await other.reset()
-    assert scripted.episode == "state.00"
-    assert scripted.expected == [None, None, "state.0", "state.00", "state.0"]
 
 
 async def test_conflict_within_the_episode_stays_a_conflict(

@@ -89,5 +89,31 @@ EXAMPLES = (
             "duration_seconds": 0.008114,
         },
     ),
+    Example(
+        operation="reset_sandbox",
+        parameters={"Idempotency-Key": "after-episode-7"},
+        body={"checkpoint": "before"},
+        reply={
+            "clean": True,
+            "episode": "5f0c8b1e9a7d4c32.1",
+            "verified_by": "stat",
+            "ended": {"executions": 1, "sessions": 2, "shells": 0, "processes": 9},
+            "files": {"restored": 3, "removed": 1, "unchanged": 12},
+            "differences": {"items": [], "total": 0},
+            "scope": {
+                "processes": "namespace",
+                "checkpoint": "before",
+                "roots": ["/workspace/plans"],
+                "watched": [],
+            },
+            "steps": [
+                {"name": name, "duration_seconds": seconds}
+                for name, seconds in (
+                    *(("end", 0.021304), ("halt", 0.012086), ("restore", 0.009301)),
+                    *(("forget", 0.000212), ("start", 0.040118), ("verify", 0.011522)),
+                )
+            ],
+        },
+    ),
     Example(operation="delete_checkpoint", parameters={"id": "before"}, status=204),
 )

@@ -17,6 +17,7 @@ from execd.api.wire.errors import (
 )
 from execd.api.wire.route import BYTES, Access, Route
 from execd.errors import (
+    Conflict,
     ExecdError,
     ExpectationFailed,
     HeadersTooLarge,
@@ -83,10 +84,10 @@ def document(table: Sequence[Route]) -> dict[str, Any]:
 def errors_of(route: Route) -> tuple[type[ExecdError], ...]:
     """Return all errors that a route may answer with."""
     found = [*OF_EVERY_ROUTE, *route.errors]
-    if route.access is Access.TOKEN:
+    if route.access in (Access.TOKEN, Access.RESET):
         found.append(Unauthenticated)
     if route.access is not Access.PROBE:
-        found.append(Unavailable)
+        found += (Unavailable, Conflict)  # Conflict: the request expects another episode
     if route.body:
         found += OF_BODIES
     return tuple(dict.fromkeys(found))
@@ -171,7 +172,7 @@ class _Document:
         operation["responses"] = self._responses(route)
         schemes = [*SECURITY_SCHEMES, *(SOCKET_SECURITY_SCHEMES if route.socket else ())]
         operation["security"] = (
-            [{name: []} for name in schemes] if route.access is Access.TOKEN else []
+            [{name: []} for name in schemes] if Unauthenticated in errors_of(route) else []
         )
         return operation
 

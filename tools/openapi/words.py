@@ -6,7 +6,7 @@ from typing import Any
 
 from execd import errors
 from execd.api.wire.auth import TOKEN_SUBPROTOCOL
-from execd.api.wire.replies import INSTANCE_HEADER
+from execd.api.wire.replies import EPISODE_HEADER, EXPECT_EPISODE_HEADER, INSTANCE_HEADER
 from execd.api.wire.route import BYTES, FORM
 
 DESCRIPTION = """\
@@ -20,6 +20,9 @@ The daemon inside a sandbox pod: runs commands, keeps Python sessions alive, mov
   has the id too.
 * Each reply has `X-Execd-Instance`: `instance.id` of `/v1/capabilities`. Another value than before
   means another daemon, perhaps in a new pod without your files.
+* Each reply has `X-Execd-Episode`, which a reset changes. A request with
+  `X-Execd-Expect-Episode` of another episode is 409, with the present episode in the reply's
+  header, and runs nothing.
 * The message of an error names the field, the rule and the remedy. Programs branch on `code`.
 * Sizes are in bytes and times in seconds; the name of a field ends in the unit, but for
   `size` and `offset` (bytes) and `mod_time` (seconds).
@@ -116,6 +119,8 @@ HEADERS = {
     "Repr-Digest": "`sha-256=:BASE64:` of the whole file after the request. Another digest is 400, "
     "and nothing changes.",
     "Want-Repr-Digest": "`sha-256=1`: the reply has `Repr-Digest`.",
+    EXPECT_EPISODE_HEADER: "The `X-Execd-Episode` of an earlier reply. In another episode the "
+    "request is 409, and nothing is run.",
     "X-Request-ID": "A name for the request. A repeated request with this name and the same body "
     "joins the first run.",
     "X-Sandbox-Timeout": "How many seconds the caller waits: the bound for waiting and running "
@@ -131,6 +136,7 @@ REQUEST_ID_PARAMETER = (
 """The meaning of the header on a route that gives the header no other meaning."""
 HEADERS_OF_EACH_REPLY = {
     REQUEST_ID: "The name that the request gave itself, or a name that execd made.",
+    EPISODE_HEADER: "The time between two resets. `POST /v1/reset` begins the next episode.",
     INSTANCE_HEADER: "The life of the daemon: `instance.id` of `/v1/capabilities`.",
 }
 

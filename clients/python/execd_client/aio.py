@@ -184,7 +184,7 @@ class AsyncExecd:
         *,
         verify: str | None = None,
         keep_records: bool | None = None,
-    ) -> checkpointing.ResetReply:
+    ) -> models.ResetReply:
         body = {"checkpoint": checkpoint_id, "verify": verify, "keep_records": keep_records}
         outcome = await self._driver.run(checkpointing.reset(body, self._patience()))
         self._driver.episode.id = outcome.episode

@@ -6,8 +6,6 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from execd_client import models
 from execd_client.address import segment, with_query
 from execd_client.calls import call, decoded, json_request
@@ -24,35 +22,11 @@ SCAN_SECONDS = 600.0
 """execd reads all files of a checkpoint before the first byte of an answer."""
 
 
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """What is not as before."""
-
-    kind: str
-    message: str
-    path: str | None = None
-    pid: int | None = None
-    port: int | None = None
-
-    def __str__(self) -> str:
-        place = self.path or self.pid or self.port
-        return f"{self.kind}{'' if place is None else f' {place}'}: {self.message}"
-
-
-class Differences(msgspec.Struct, frozen=True, kw_only=True):
-    items: list[Difference]
-    total: int
-
-
-class ResetReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a reset."""
-
-    clean: bool
-    episode: str
-    differences: Differences
-    verified_by: str | None = None
-    ended: dict[str, int] = {}
-    files: dict[str, int] = {}
-    steps: list[dict[str, Any]] = []
+def words_of(difference: models.ResetDifference) -> str:
+    """What is not as before, in one line."""
+    place = difference.path or difference.pid or difference.port
+    where = "" if place is None else f" {place}"
+    return f"{difference.kind}{where}: {difference.message}"
 
 
 def path_of(checkpoint_id: str) -> str:
@@ -116,10 +90,10 @@ def restore(checkpoint_id: str, patience: Patience) -> Plan[models.RestoreReply]
     return decoded((yield from call(request, patience)), models.RestoreReply)
 
 
-def reset(body: dict[str, Any], patience: Patience) -> Plan[ResetReply]:
+def reset(body: dict[str, Any], patience: Patience) -> Plan[models.ResetReply]:
     """Reset the sandbox once, however often the request is repeated: the key survives the reset."""
     request = json_request("POST", RESET, body, Idempotency_Key=uuid.uuid4().hex)
-    return decoded((yield from call(_slow(request), patience)), ResetReply)
+    return decoded((yield from call(_slow(request), patience)), models.ResetReply)
 
 
 def _slow(request: Request) -> Request:

@@ -82,6 +82,13 @@ class DisplaysTruncation(Struct, frozen=True, kw_only=True):
     omitted_bytes: int
 
 
+class EndedCounts(Struct, frozen=True, kw_only=True):
+    executions: int
+    sessions: int
+    shells: int
+    processes: int
+
+
 class EntryReply(Struct, frozen=True, kw_only=True):
     name: str
     size: int
@@ -193,6 +200,35 @@ class RefusalReply(Struct, frozen=True, kw_only=True):
     message: str
 
 
+class ResetDifference(Struct, frozen=True, kw_only=True):
+    kind: str
+    message: str
+    path: str | None = None
+    pid: int | None = None
+    port: int | None = None
+
+
+class ResetDifferences(Struct, frozen=True, kw_only=True):
+    items: list[ResetDifference]
+    total: int
+
+
+class ResetFiles(Struct, frozen=True, kw_only=True):
+    restored: int
+    removed: int
+    unchanged: int
+
+
+class ResetScope(Struct, frozen=True, kw_only=True):
+    processes: str
+    checkpoint: str
+    roots: list[str]
+    watched: list[str]
+
+
+ResetStep: TypeAlias = Annotated[str, Meta(title="ResetStep")]
+
+
 class RestoreReply(Struct, frozen=True, kw_only=True):
     restored: int
     removed: int
@@ -241,6 +277,11 @@ class SessionStats(Struct, frozen=True, kw_only=True):
 
 
 State: TypeAlias = Annotated[str, Meta(title="State")]
+
+
+class StepDuration(Struct, frozen=True, kw_only=True):
+    name: ResetStep
+    duration_seconds: float
 
 
 class StreamTruncation(Struct, frozen=True, kw_only=True):
@@ -377,6 +418,17 @@ class ExecutionTruncation(Struct, frozen=True, kw_only=True):
 class ExecutionsReply(Struct, frozen=True, kw_only=True):
     items: list[ExecutionItem]
     next_cursor: str | None
+
+
+class ResetReply(Struct, frozen=True, kw_only=True):
+    clean: bool
+    episode: str
+    verified_by: str
+    ended: EndedCounts
+    files: ResetFiles
+    differences: ResetDifferences
+    scope: ResetScope
+    steps: list[StepDuration]
 
 
 class SearchReply(Struct, frozen=True, kw_only=True):

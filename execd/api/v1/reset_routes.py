@@ -12,7 +12,7 @@ from execd.api.v1 import execution_request
 from execd.api.wire.body import read_body
 from execd.api.wire.fields import NoQuery, parse_json, parse_query
 from execd.api.wire.keys import ENGINE
-from execd.api.wire.replies import EPISODE_HEADER, EXPECT_EPISODE_HEADER, JSON
+from execd.api.wire.replies import EXPECT_EPISODE_HEADER, JSON
 from execd.api.wire.route import Access, RouteTable
 from execd.engine.episodes import EpisodeOver
 from execd.engine.executions.command import ID_PATTERN
@@ -44,7 +44,6 @@ BODY = msgspec.json.Decoder(ResetBody)
     body=(ResetBody,),
     is_body_optional=True,
     replies={200: (ResetReply,)},
-    reply_headers=(EPISODE_HEADER,),
     errors=(NotFound, IdempotencyMismatch, EpisodeOver, Unavailable),
     access=Access.RESET,
 )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from aiohttp import web
 
-from tests.client.cli.conftest import EXECCTL
+from execd_client import Execd
+from tests.client.conftest import reached
+from tests.conformance.target import TERMINATED, Target, start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,22 +18,15 @@ if TYPE_CHECKING:
 
     Run = Callable[..., subprocess.CompletedProcess[str]]
 
-OUTCOME = {
-    "clean": True,
-    "episode": "state.1",
-    "verified_by": "content",
-    "ended": {},
-    "files": {},
-    "differences": {"items": [], "total": 0},
-    "steps": [],
-}
-UNCLEAN = {
-    "items": [
-        {"kind": "process", "pid": 7, "message": "still lives"},
-        {"kind": "file", "path": "/etc/hosts", "message": "modified"},
-    ],
-    "total": 2,
-}
+
+@pytest.fixture(scope="module", params=["router"])
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Of the daemon of other tests behind a router, or of this module's own."""
+    if request.param == "own":
+        yield request.getfixturevalue("own").url
+        return
+    with reached(request.getfixturevalue("target"), request.param) as found:
+        yield found
 
 
 @pytest.fixture
@@ -75,43 +68,36 @@ def test_checkpoints_are_listed(execctl: Run, project: str) -> None:
     assert "never-made" in refused.stderr
 
 
-async def reset(
-    aiohttp_server: Any, outcome: dict[str, Any], *arguments: str
-) -> tuple[subprocess.CompletedProcess[str], list[Any]]:
-    """What ``execctl reset`` says of this outcome, and the requests."""
-    asked: list[Any] = []
-
-    async def answer(request: web.Request) -> web.Response:
-        asked.append((request.headers.get("Idempotency-Key"), await request.json()))
-        return web.json_response(outcome, headers={"X-Execd-Episode": outcome["episode"]})
-
-    app = web.Application()
-    app.router.add_post("/v1/reset", answer)
-    server = await aiohttp_server(app)
-    command = [EXECCTL, "--url", str(server.make_url("")), "reset", *arguments]
-    done = await asyncio.to_thread(
-        subprocess.run, command, capture_output=True, text=True, timeout=60, check=False
-    )
-    return done, asked
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    """A daemon to reset, with a checkpoint that watches a directory."""
+    made = start(tmp_path_factory.mktemp("own"))
+    with Execd(made.url) as sandbox:
+        sandbox.run("mkdir kept watched").check()
+        sandbox.checkpoint("task", roots=["kept"], watched=["watched"])
+    yield made
+    assert made.stop() == TERMINATED, made.log_text()
 
 
-async def test_clean_reset_is_exit_code_0(aiohttp_server: Any) -> None:
-    done, asked = await reset(aiohttp_server, OUTCOME, "task", "--verify", "content")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "clean, episode state.1\n", "")
-    ((key, body),) = asked
-    assert len(key) == 32
-    assert body == {"checkpoint": "task", "verify": "content"}
+@pytest.mark.parametrize("url", ["own"], indirect=True)
+def test_clean_reset_is_exit_code_0(execctl: Run) -> None:
+    execctl("run", "--", "touch", "kept/new")
+    done = execctl("reset", "task", "--verify", "content")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("clean, episode ")
+    assert execctl("changes", "task").stdout == ""
+    found = json.loads(execctl("reset", "task", "--keep-records", "--json").stdout)
+    assert found["clean"]
 
 
-async def test_reset_that_is_not_clean_is_exit_code_3(aiohttp_server: Any) -> None:
-    outcome = {**OUTCOME, "clean": False, "differences": UNCLEAN}
-    done, asked = await reset(aiohttp_server, outcome, "--keep-records")
-    assert (done.returncode, done.stdout) == (3, "NOT clean, episode state.1\n")
-    assert done.stderr.splitlines() == [
-        "execctl: process 7: still lives",
-        "execctl: file /etc/hosts: modified",
-    ]
-    assert asked[0][1] == {"keep_records": True}
-    done, _ = await reset(aiohttp_server, outcome, "--json")
+@pytest.mark.parametrize("url", ["own"], indirect=True)
+def test_reset_that_is_not_clean_is_exit_code_3(execctl: Run) -> None:
+    execctl("run", "--", "touch", "watched/new")
+    done = execctl("reset", "task")
     assert done.returncode == 3
-    assert json.loads(done.stdout)["differences"]["total"] == 2
+    assert done.stdout.startswith("NOT clean, episode ")
+    assert "watched/new" in done.stderr
+    done = execctl("reset", "task", "--json")
+    assert done.returncode == 3
+    assert json.loads(done.stdout)["differences"]["total"] > 0
+    assert execctl("reset", "never-made").returncode == 125

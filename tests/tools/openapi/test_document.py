@@ -89,7 +89,7 @@ def test_operation_has_all_that_the_row_has(route: Route) -> None:
         assert {int(status) for status in found["responses"]} == statuses | (
             {200} if route.events else set()
         )
-    assert bool(found["security"]) == (route.access is Access.TOKEN)
+    assert bool(found["security"]) == (route.access in (Access.TOKEN, Access.RESET))
 
 
 @pytest.mark.parametrize("route", TABLE, ids=lambda route: route.name)
@@ -127,12 +127,12 @@ def test_the_keys_of_counts_are_closed_sets() -> None:
 
 
 @pytest.mark.parametrize("route", TABLE, ids=lambda route: route.name)
-def test_each_reply_has_a_request_id_and_the_instance(route: Route) -> None:
+def test_each_reply_has_a_request_id_the_instance_and_the_episode(route: Route) -> None:
     found = operation(route)
     assert "X-Request-ID" in {parameter["name"] for parameter in found["parameters"]}
     for reply in found["responses"].values():
         headers = (resolve(reply) if "$ref" in reply else reply)["headers"]
-        for name in ("X-Request-ID", "X-Execd-Instance"):
+        for name in ("X-Request-ID", "X-Execd-Instance", "X-Execd-Episode"):
             assert resolve(headers[name])["required"] is True
 
 
@@ -177,7 +177,8 @@ def test_a_refusal_of_bytes_that_are_not_http_has_the_form_of_v1_on_every_route(
 def test_an_error_names_its_code_and_has_its_headers() -> None:
     reply = resolve(operation(row("list_executions"))["responses"]["503"])
     assert "`UNAVAILABLE`" in reply["description"]
-    assert set(reply["headers"]) == {"Retry-After", "X-Execd-Instance", "X-Request-ID"}
+    of_each = {"X-Execd-Episode", "X-Execd-Instance", "X-Request-ID"}
+    assert set(reply["headers"]) == {"Retry-After", *of_each}
 
 
 def test_a_made_session_has_its_location() -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from execd_client.checkpointing import START
+from execd_client.checkpointing import START, words_of
 from execd_client.cli.connection import connected
 from execd_client.cli.output import tell, write
 
@@ -108,7 +108,7 @@ def reset(context: Context, checkpoint_id: str | None, **options: Any) -> int:
     else:
         click.echo(f"{'clean' if found.clean else 'NOT clean'}, episode {found.episode}")
         for each in found.differences.items:
-            tell(str(each))
+            tell(words_of(each))
     return 0 if found.clean else NOT_CLEAN
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import execd_client
+from execd_client.checkpointing import words_of
 from execd_client.mcp_server import bounds
 from execd_client.results import CellResult
 
@@ -12,8 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from execd_client import Bundle, Result
-    from execd_client.checkpointing import ResetReply
-    from execd_client.models import ChangeItem, ExecutionItem, ExecutionReply
+    from execd_client.models import ChangeItem, ExecutionItem, ExecutionReply, ResetReply
 
 STEPS: list[tuple[type[execd_client.ExecdError], str]] = [
     (
@@ -125,7 +125,8 @@ def of_reset(outcome: ResetReply) -> str:
     """Whether a reset has left anything behind."""
     if outcome.clean:
         return "clean: the sandbox is as it was at the checkpoint"
-    shown = bounds.lines(list(map(str, outcome.differences.items)), "the rest is alike")
+    found = list(map(words_of, outcome.differences.items))
+    shown = bounds.lines(found, "the rest is alike")
     return f"NOT clean, {outcome.differences.total} differences:\n{shown}"
 
 

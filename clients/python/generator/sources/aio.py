@@ -276,7 +276,7 @@ class AsyncExecd:
         *,
         verify: str | None = None,
         keep_records: bool | None = None,
-    ) -> checkpointing.ResetReply:
+    ) -> models.ResetReply:
         """End all programs and sessions, make the files of a checkpoint (by itself ``start``) as
         they were, and verify that the sandbox is as it was: ``clean`` says so, and ``differences``
         names what is not. A new episode begins, to which this client then belongs; other clients
