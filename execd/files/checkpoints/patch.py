@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from execd.files.checkpoints.entries import Change, Entry
 
 MAX_BINARY_BYTES = 1 << 20
+"""Bytes of a binary file in a patch. A larger file is a comment line, unless it was deleted."""
 MAX_TEXT_BYTES = 8 << 20
+"""Bytes of a text file in a patch, before and after. A larger file counts as a binary file."""
 _READ_AT_ONCE_BYTES = 256 * 1024
 _BINARY_LINE_BYTES = 52  # git's
 _UNQUOTED = re.compile(rb"[!#-\[\]-~]+")
