@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Self
 
 from execd.errors import Conflict, Unavailable
-from execd.files.archive.pack import next_chunk
 from execd.files.paths import blame
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from execd.engine.checkpoints import Checkpoints
 
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 ExportFormat = Literal["patch", "tar", "tar.gz"]
 
 
@@ -40,20 +41,22 @@ class Export:
     async def read(self) -> bytes:
         """Read the next bytes. No bytes: the end.
 
-        Raises Conflict if a file changes meanwhile, and NotFound if the checkpoint is deleted; the
-        bytes read so far are then no complete export.
+        Raises Conflict if a file changes or the checkpoint is deleted meanwhile, PermissionDenied;
+        the bytes read so far are then no complete export.
         """
         return await self._checkpoints.run(self._next)
 
     def _next(self) -> bytes:
+        from execd.files.archive.pack import next_chunk  # see lean_imports
+
         with self._lock:
             try:
                 return next_chunk(self._pieces)
-            except FileNotFoundError:
-                raise Conflict(
-                    "a changed file, or the checkpoint, is gone; repeat the request"
-                ) from None
             except OSError as error:
+                if error.errno in _GONE:
+                    raise Conflict(
+                        "a changed file, or the checkpoint, is gone; repeat the request"
+                    ) from None
                 raise blame(error, "changes") from error
 
     def _close(self) -> None:
@@ -66,8 +69,7 @@ async def export(
 ) -> Export:
     """Begin to export what has changed since. Names begin below the root of the checkpoint; with
     several roots, below the root of the tree. ``path`` and errors: see ``Checkpoints.changes``."""
-    # Not needed before the first export.
-    from execd.files.checkpoints.packed_changes import pack_changes
+    from execd.files.checkpoints.packed_changes import pack_changes  # see lean_imports
     from execd.files.checkpoints.patch import Sources, patch
 
     changes = await checkpoints.changes(checkpoint_id, path)
