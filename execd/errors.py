@@ -222,9 +222,9 @@ class NotSupported(ExecdError):
 
 class NoSpace(ExecdError):
     """A file system is full, or a directory holds what it may hold (`--base-dir-bytes`,
-    `--tmp-dir-bytes`).
+    `--tmp-dir-bytes`), or a checkpoint needs more than is left (`--checkpoint-bytes`).
 
-    Remove files.
+    Remove files or checkpoints.
     """
 
     code, blame = "NO_SPACE", Blame.SANDBOX

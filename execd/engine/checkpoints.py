@@ -49,6 +49,7 @@ T = TypeVar("T")
 
 START = "start"
 """The checkpoint that a reset takes by itself: never removed or replaced."""
+START_SECONDS = 10.0
 N_HELPERS = 3
 """Threads that hash and copy beside the thread of the operation. A disk serves several at once."""
 
@@ -72,13 +73,26 @@ class Checkpoints:
             if identity == KEEP_IDENTITY
             else ThreadPoolExecutor(1, thread_name_prefix="checkpoint-shelf")
         )
+        self._start_threads()
         self._opened_shelf: Shelf | None = None
+        self._is_closed = False
         self._used_bytes = 0
         """Taken of the state dir's budget."""
         crew = Crew(self._threads, N_HELPERS)
         self._operations = Operations(root, self._own, crew, self._shelf)
 
     # Life.
+
+    def _start_threads(self) -> None:
+        """Start all threads now, where threads change their user: a thread has the user of the
+        thread that starts it. That user may not be able to read the modules of Python."""
+        import hashlib  # noqa: F401
+
+        if self._own_thread is not None:
+            self._own_thread.submit(int)
+            together = threading.Barrier(N_HELPERS + 1)
+            for _ in range(N_HELPERS + 1):
+                self._threads.submit(together.wait, START_SECONDS)
 
     async def load(self) -> None:
         """Read the checkpoints of a former daemon, and remove what such a daemon has left behind
@@ -103,6 +117,14 @@ class Checkpoints:
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._own_thread is not None:
             self._own_thread.shutdown(wait=False)
+        self._is_closed = True
+        if not self._lock.locked():
+            self._close_shelf()
+
+    def _close_shelf(self) -> None:
+        if self._opened_shelf is not None:
+            self._opened_shelf.close()
+            self._opened_shelf = None
 
     # Operations.
 
@@ -125,9 +147,8 @@ class Checkpoints:
         def work(stop: Callable[[], bool]) -> Checkpoint:
             if request.id in self._table:
                 raise Conflict(
-                    f"there is a checkpoint {request.id!r} already; delete it, or use another id"
-                    if request.id != START
-                    else f"there is a checkpoint {START!r} already, and it is never replaced"
+                    f"there is a checkpoint {request.id!r} already; use another id, or delete "
+                    f"that checkpoint ({START!r} is never deleted)"
                 )
             try:
                 made = self._operations.create(request, self._reserve, stop)
@@ -149,7 +170,7 @@ class Checkpoints:
         """Remove a checkpoint. Raises NotFound, Conflict for ``START``."""
         if checkpoint_id == START:
             self.get(checkpoint_id)
-            raise Conflict(f"the checkpoint {START!r} is never removed")
+            raise Conflict(f"the checkpoint {START!r} is never removed; use a new sandbox")
 
         def remove() -> None:
             self.get(checkpoint_id)
@@ -259,6 +280,8 @@ class Checkpoints:
 
     def _release(self, future: asyncio.Future[T]) -> None:
         self._lock.release()
+        if self._is_closed:
+            self._close_shelf()
         if not future.cancelled():
             future.exception()  # of a caller that is gone
 
@@ -267,8 +290,14 @@ class Checkpoints:
         return call() if self._own_thread is None else self._own_thread.submit(call).result()
 
     def _shelf(self) -> Shelf:
+        """Raises Unavailable."""
         if self._opened_shelf is None:
-            self._opened_shelf = Shelf(self._store.folder.dir_fd)
+            try:
+                self._opened_shelf = Shelf(self._store.folder.dir_fd)
+            except OSError as error:
+                raise Unavailable(
+                    f"the state dir takes no checkpoints ({error.strerror}); repair the volume"
+                ) from None
         return self._opened_shelf
 
     def _stored(self, checkpoint_id: str) -> StoredCheckpoint:
@@ -278,7 +307,8 @@ class Checkpoints:
             return self._own(lambda: self._shelf().load(checkpoint_id))
         except Damaged as error:
             raise NotFound(
-                f"the files of the checkpoint {checkpoint_id!r} are damaged or gone: {error}"
+                f"the files of the checkpoint {checkpoint_id!r} are damaged or gone ({error}); "
+                "make another checkpoint"
             ) from None
 
     def _reserve(self, n_bytes: int) -> int:
@@ -298,7 +328,7 @@ class Checkpoints:
         """Remove what belongs to no checkpoint, and take the budget for the rest."""
         try:
             n_bytes = self._shelf().sweep(self._table)
-        except (OSError, Damaged) as error:
+        except (OSError, Damaged, Unavailable) as error:
             log.error("the folder of checkpoints cannot be tidied", extra={"error": str(error)})
             return
         if n_bytes > self._used_bytes:

@@ -43,6 +43,17 @@ EXAMPLES = (
         reply=CHECKPOINT,
         reply_headers={"Location": "/v1/checkpoints/before"},
     ),
+    Example(
+        operation="create_checkpoint",
+        name="refused",
+        body={"roots": ["/proc"]},
+        status=400,
+        reply={
+            "code": "INVALID_ARGUMENT",
+            "message": "roots[0]: '/proc' is of the kernel, of execd, or above",
+            "details": {"field": "roots[0]"},
+        },
+    ),
     Example(operation="list_checkpoints", reply={"items": [CHECKPOINT]}),
     Example(operation="get_checkpoint", parameters={"id": "before"}, reply=CHECKPOINT),
     Example(

@@ -101,7 +101,7 @@ class CheckpointReply(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     """The name of the checkpoint."""
     created_at: str
-    """RFC 3339."""
+    """When the checkpoint was begun (RFC 3339)."""
     roots: list[CheckpointRootReply]
     """The directories whose files are kept. A directory below another is part of that one."""
     watched: list[CheckpointRootReply]

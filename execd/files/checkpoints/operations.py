@@ -30,7 +30,7 @@ from execd.files.checkpoints.entries import (
     Trouble,
     full_path,
 )
-from execd.files.checkpoints.restore import Undone, RestoreParts, restore
+from execd.files.checkpoints.restore import RestoreParts, Undone, restore
 from execd.files.checkpoints.root_places import RootPlace, open_again, open_places
 from execd.files.checkpoints.scan import (
     READ_FILE,

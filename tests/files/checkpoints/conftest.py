@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from execd.files.checkpoints.crew import Crew
-from execd.files.checkpoints.entries import StoredCheckpoint
 from execd.files.checkpoints.operations import Operations, Request
 from execd.files.checkpoints.shelf import Shelf
 from execd.files.root import Root
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from execd.files.checkpoints.entries import Change, Checkpoint
+    from execd.files.checkpoints.entries import Change, Checkpoint, StoredCheckpoint
     from execd.files.checkpoints.operations import How, Restored, Verified
 
 NAMES = (b"a", b"b", b"c", b"new\nline", b"\xff\xfe", b"n" * 255)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from execd.files.checkpoints.operations import How
 
+
 def _set_flags(path: str | Path, flags: int) -> None:
     """Set the flags of chattr(1) that forbid changes. Raises OSError."""
     fd = os.open(path, os.O_RDONLY)
@@ -106,8 +107,8 @@ def _deep_tree(base: Path) -> None:
 
 POLLUTIONS = {
     "a file is overwritten": lambda base: (base / "src/deep/b.txt").write_text("other"),
-    "a file is appended to": lambda base: (
-        subprocess.run(["sh", "-c", "echo x >> run.sh"], cwd=base, check=True)
+    "a file is appended to": lambda base: subprocess.run(
+        ["sh", "-c", "echo x >> run.sh"], cwd=base, check=True
     ),
     "a file is removed": lambda base: (base / "src/a.py").unlink(),
     "a file is created": lambda base: (base / "src/new").write_text("new"),
