@@ -153,10 +153,9 @@ def _middleware(service: HttpService, gate: TokenGate, engine: Engine) -> Middle
     inits = {route.path for route in service.routes if route.access is Access.INIT}
     resets = {route.path for route in service.routes if route.access is Access.RESET}
     outside = probes | resets
-    with_token = Access.TOKEN, Access.RESET
     guard = Guard(
         engine.config,
-        {route.path for route in service.routes if route.access not in with_token},
+        {route.path for route in service.routes if not route.needs_token},
         gate=gate,
         early_paths=probes | inits,
         tokens_of=service.presented_tokens,

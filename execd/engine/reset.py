@@ -237,9 +237,10 @@ class Resets:
             "differences": run.differences.total,
             "reset_seconds": round(duration_seconds, 3),
         }
-        log.log(
-            logging.INFO if is_clean else logging.WARNING, "the sandbox was reset", extra=fields
-        )
+        if is_clean:
+            log.info("the sandbox was reset", extra=fields)
+        else:
+            log.warning("the sandbox was reset, and is not as before", extra=fields)
         await self.steps.go_on()
         return bytes(ended.answer)
 

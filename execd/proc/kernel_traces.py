@@ -186,7 +186,9 @@ def without_foreign(
             break
         if pid not in living:
             foreign.update(wanted & _inodes_of(pid))
-    return sorted(one for one in sockets if one.inode not in foreign and one.uid == user_uid)
+    found = {one for one in sockets if one.inode not in foreign and one.uid == user_uid}
+    # The holder of a socket may have ended between the two looks, and the socket with it.
+    return sorted(found & set(_sockets()) if found else found)
 
 
 def _inodes_of(pid: int) -> set[int]:

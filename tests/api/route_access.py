@@ -41,7 +41,7 @@ async def assert_the_token_is_needed(
     """``token``: a wrong one, or none."""
     headers = {} if token is None else {"Authorization": f"Bearer {token}", "X-Access-Token": token}
     for route, http_status, body in await answers(dialect, engine, TokenGate("0" * 64), headers):
-        if route.access is not Access.TOKEN:
+        if not route.needs_token:
             assert http_status != 401, route.name
             continue
         message = "a valid access token is required" if token else "an access token is required"

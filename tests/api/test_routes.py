@@ -13,13 +13,13 @@ from docs.generate.types import description
 from execd.api.python_runtime.reply import ListedEntry
 from execd.api.routes import PORT_8888, routes, runs_something
 from execd.api.wire import errors
-from execd.api.wire.route import Access, Route
 from execd.errors import ResourceExhausted
 from tests.api.route_access import assert_the_init_is_awaited, assert_the_token_is_needed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
 
+    from execd.api.wire.route import Route
     from tests.api.conftest import Wire
     from tests.api.shared_engine import SharedEngine
 
@@ -61,7 +61,7 @@ def test_a_reply_in_json_is_a_struct() -> None:
 
 
 def test_open_routes_are_the_probes_and_the_description() -> None:
-    found = {route.path for route in routes() if route.access is not Access.TOKEN}
+    found = {route.path for route in routes() if not route.needs_token}
     files = {"viewer.js", "swagger-ui.css", "swagger-ui-bundle.js"}
     description = {"/openapi.json", "/docs", "/docs/", *(f"/docs/{name}" for name in files)}
     assert found == {"/", "/healthz", "/readyz", "/v1/health"} | description
@@ -81,7 +81,7 @@ async def test_a_route_needs_the_token_as_the_table_says(
         path = re.sub(r"\{.*\}", "x", route.path)
         answer = await wire.exchange(route.method, path)
         is_refused = answer.http_status == 401
-        assert is_refused == (route.access is Access.TOKEN), name_of(route)
+        assert is_refused == route.needs_token, name_of(route)
 
 
 async def test_a_method_without_a_row_is_refused_with_the_methods_of_the_rows(wire: Wire) -> None:

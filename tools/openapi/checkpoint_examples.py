@@ -16,6 +16,10 @@ CHECKPOINT: dict[str, Any] = {
     "bytes": 8,
     "duration_seconds": 0.020114,
 }
+NO_START = (
+    "there is no checkpoint 'start' to reset to; start execd with --checkpoint-at-start ROOT, or "
+    'make a checkpoint first: POST /v1/checkpoints with {"id": "start"}'
+)
 PATCH = """\
 diff --git a/today.txt b/today.txt
 index 32b7a55a48fb9ea7ee836ac439b9e20b2a84be73..28cf375e8becd5652371100e11f6f6b4b51017b9 100644
@@ -106,7 +110,7 @@ EXAMPLES = (
         body={"checkpoint": "before"},
         reply={
             "clean": True,
-            "episode": "5f0c8b1e9a7d4c32.1",
+            "episode": "a608ef9245f1-2",
             "verified_by": "stat",
             "ended": {"executions": 1, "sessions": 2, "shells": 0, "processes": 9},
             "files": {"restored": 3, "removed": 1, "unchanged": 12},
@@ -125,6 +129,14 @@ EXAMPLES = (
                 )
             ],
         },
+    ),
+    Example(
+        operation="reset_sandbox",
+        name="refused",
+        body={},
+        status=404,
+        reply={"code": "NOT_FOUND", "message": NO_START},
+        reply_note="Without a checkpoint of the start.",
     ),
     Example(operation="delete_checkpoint", parameters={"id": "before"}, status=204),
 )

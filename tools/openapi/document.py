@@ -15,6 +15,7 @@ from execd.api.wire.errors import (
     ErrorReply,
     MessageReply,
 )
+from execd.api.wire.replies import EXPECT_EPISODE_HEADER
 from execd.api.wire.route import BYTES, Access, Route
 from execd.errors import (
     Conflict,
@@ -84,10 +85,12 @@ def document(table: Sequence[Route]) -> dict[str, Any]:
 def errors_of(route: Route) -> tuple[type[ExecdError], ...]:
     """Return all errors that a route may answer with."""
     found = [*OF_EVERY_ROUTE, *route.errors]
-    if route.access in (Access.TOKEN, Access.RESET):
+    if route.needs_token:
         found.append(Unauthenticated)
     if route.access is not Access.PROBE:
-        found += (Unavailable, Conflict)  # Conflict: the request expects another episode
+        found.append(Unavailable)
+    if route.is_in_episode and route.is_v1:  # elsewhere see ``_codes``
+        found.append(Conflict)
     if route.body:
         found += OF_BODIES
     return tuple(dict.fromkeys(found))
@@ -171,9 +174,7 @@ class _Document:
             }
         operation["responses"] = self._responses(route)
         schemes = [*SECURITY_SCHEMES, *(SOCKET_SECURITY_SCHEMES if route.socket else ())]
-        operation["security"] = (
-            [{name: []} for name in schemes] if Unauthenticated in errors_of(route) else []
-        )
+        operation["security"] = [{name: []} for name in schemes] if route.needs_token else []
         return operation
 
     # --- requests
@@ -324,6 +325,8 @@ def _parameter(name: str, place: str, schema: Schema, *, is_required: bool) -> S
 def _in_headers(route: Route) -> list[Schema]:
     meanings = {name: HEADERS[name] for name in route.headers}
     meanings.setdefault(REQUEST_ID, REQUEST_ID_PARAMETER)
+    if route.is_in_episode:
+        meanings.setdefault(EXPECT_EPISODE_HEADER, HEADERS[EXPECT_EPISODE_HEADER])
     return [
         _parameter(name, "header", {"type": "string", "description": meaning}, is_required=False)
         for name, meaning in meanings.items()
@@ -347,6 +350,8 @@ def _codes(route: Route) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     for error in errors_of(route):
         found.setdefault(statuses[error.code], []).append(error.code)
+    if route.is_in_episode and not route.is_v1:  # 409 in every dialect
+        found.setdefault(int(HTTPStatus.CONFLICT), []).append(Conflict.code)
     return {status: sorted(codes) for status, codes in found.items()}
 
 

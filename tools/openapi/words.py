@@ -20,9 +20,8 @@ The daemon inside a sandbox pod: runs commands, keeps Python sessions alive, mov
   has the id too.
 * Each reply has `X-Execd-Instance`: `instance.id` of `/v1/capabilities`. Another value than before
   means another daemon, perhaps in a new pod without your files.
-* Each reply has `X-Execd-Episode`, which a reset changes. A request with
-  `X-Execd-Expect-Episode` of another episode is 409, with the present episode in the reply's
-  header, and runs nothing.
+* Each reply has `X-Execd-Episode`, which changes with each reset of the sandbox. A request with
+  `X-Execd-Expect-Episode` of another episode is 409, and runs nothing.
 * The message of an error names the field, the rule and the remedy. Programs branch on `code`.
 * Sizes are in bytes and times in seconds; the name of a field ends in the unit, but for
   `size` and `offset` (bytes) and `mod_time` (seconds).
@@ -42,19 +41,19 @@ TAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ("/v1/sessions", "/v1/code"),
     ),
     (
-        "checkpoints",
-        "Remember directories, tell what has changed, and make the sandbox as it was.",
-        ("/v1/checkpoints", "/v1/reset"),
-    ),
-    (
         "files",
         "Read, write, list, search, watch and move files.",
         ("/v1/files", "/v1/fs/", "/v1/archive", "/v1/watch"),
     ),
     (
+        "checkpoints",
+        "Keep the files of directories, compare, restore.",
+        ("/v1/checkpoints",),
+    ),
+    (
         "sandbox",
         "What this sandbox is, can do and has done.",
-        ("/v1/metadata", "/v1/capabilities", "/v1/stats", "/v1/restored", "/metrics"),
+        ("/v1/metadata", "/v1/capabilities", "/v1/stats", "/v1/restored", "/v1/reset", "/metrics"),
     ),
     (
         "python-runtime",
@@ -119,8 +118,8 @@ HEADERS = {
     "Repr-Digest": "`sha-256=:BASE64:` of the whole file after the request. Another digest is 400, "
     "and nothing changes.",
     "Want-Repr-Digest": "`sha-256=1`: the reply has `Repr-Digest`.",
-    EXPECT_EPISODE_HEADER: "The `X-Execd-Episode` of an earlier reply. In another episode the "
-    "request is 409, and nothing is run.",
+    EXPECT_EPISODE_HEADER: "The episode of the caller. 409, and nothing runs, if the sandbox was "
+    "reset since.",
     "X-Request-ID": "A name for the request. A repeated request with this name and the same body "
     "joins the first run.",
     "X-Sandbox-Timeout": "How many seconds the caller waits: the bound for waiting and running "
@@ -136,8 +135,8 @@ REQUEST_ID_PARAMETER = (
 """The meaning of the header on a route that gives the header no other meaning."""
 HEADERS_OF_EACH_REPLY = {
     REQUEST_ID: "The name that the request gave itself, or a name that execd made.",
-    EPISODE_HEADER: "The time between two resets. `POST /v1/reset` begins the next episode.",
     INSTANCE_HEADER: "The life of the daemon: `instance.id` of `/v1/capabilities`.",
+    EPISODE_HEADER: "The time since the last reset of the sandbox.",
 }
 
 REPLY_HEADERS: dict[str, tuple[tuple[int, ...], str]] = {

@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from execd.api.wire import output_text
 from execd.api.wire.output_text import OmittedOutput
 from execd.api.wire.replies import replace_surrogates
-from execd.model import STREAMS, ExitReason, Result
+from execd.model import RESET_EXIT_CODE, STREAMS, ExitReason, Result
 
 if TYPE_CHECKING:
     from execd.engine.executions.execution import Execution
@@ -131,13 +131,16 @@ async def make_reply(execution: Execution, limit_bytes: int) -> ExecuteReply:
 
 
 def exit_code(result: Result) -> int:
-    """Return the program's exit code, or 124 after a timeout, or minus the signal as Python's
-    subprocess does. Never null: a command that was ended before it ran gets KILL's number."""
+    """Return the program's exit code, or 124 after a timeout, 137 after a reset, or minus the
+    signal as Python's subprocess does. Never null: a command that was ended before it ran gets
+    KILL's number."""
     assert result.exit_code is None or result.term_signal is None
     if result.timed_out:
         return TIMEOUT_EXIT_CODE
     if result.exit_code is not None:
         return result.exit_code
+    if result.exit_reason is ExitReason.RESET:
+        return RESET_EXIT_CODE
     if result.exit_reason is ExitReason.SPAWN_FAILED:
         return SPAWN_FAILED_EXIT_CODE
     return -(result.term_signal or signal.SIGKILL)  # ended before it ran

@@ -24,7 +24,7 @@ from execd.errors import IdempotencyMismatch, NotFound, Unavailable
 class ResetBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What to reset to."""
 
-    checkpoint: Annotated[str, Meta(pattern=ID_PATTERN.pattern)] = START
+    checkpoint: Annotated[str, Meta(pattern=rf"^{ID_PATTERN.pattern}$")] = START
     """The id of the checkpoint."""
     verify: Literal["auto", "content", "stat"] = "auto"
     """How files are compared at the end. `content`: by SHA-256. `stat`: by inode, size and ctime;

@@ -98,6 +98,15 @@ class Route:
         assert "\n" not in self.summary
         assert self.replies or self.events or self.socket
 
+    @property
+    def needs_token(self) -> bool:
+        return self.access in (Access.TOKEN, Access.RESET)
+
+    @property
+    def is_in_episode(self) -> bool:
+        """Whether a request may name its episode (``X-Execd-Expect-Episode``)."""
+        return self.access is not Access.PROBE
+
     def definition(self) -> web.RouteDef:
         """Return the row in the form of aiohttp's router."""
         if self.method == "GET":

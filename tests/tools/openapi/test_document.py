@@ -10,7 +10,6 @@ import pytest
 
 from execd.api.routes import routes
 from execd.api.wire.errors import V1_HTTP_STATUS
-from execd.api.wire.route import Access, Route
 from execd.engine.sessions.session_state import SessionState
 from execd.model import ExitReason
 from tools.openapi.document import document, errors_of, openapi_path
@@ -18,6 +17,8 @@ from tools.openapi.words import CODES, HEADERS, REPLY_HEADERS, TAGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from execd.api.wire.route import Route
 
 TABLE = routes()
 DOCUMENT = document(TABLE)
@@ -82,14 +83,16 @@ def test_operation_has_all_that_the_row_has(route: Route) -> None:
     parameters = Counter(parameter["in"] for parameter in found.get("parameters", ()))
     assert parameters["path"] == len(re.findall(r"\{", openapi_path(route)))
     assert parameters["query"] == (len(route.query.__struct_fields__) if route.query else 0)
-    assert parameters["header"] == len({*route.headers, "X-Request-ID"})
+    assert parameters["header"] == len(
+        {*route.headers, "X-Request-ID", *(["X-Execd-Expect-Episode"] * route.is_in_episode)}
+    )
     assert ("requestBody" in found) == bool(route.body)
     statuses = {V1_HTTP_STATUS[error.code] for error in errors_of(route)} | set(route.replies)
     if route.is_v1:
         assert {int(status) for status in found["responses"]} == statuses | (
             {200} if route.events else set()
         )
-    assert bool(found["security"]) == (route.access in (Access.TOKEN, Access.RESET))
+    assert bool(found["security"]) == route.needs_token
 
 
 @pytest.mark.parametrize("route", TABLE, ids=lambda route: route.name)
@@ -127,12 +130,12 @@ def test_the_keys_of_counts_are_closed_sets() -> None:
 
 
 @pytest.mark.parametrize("route", TABLE, ids=lambda route: route.name)
-def test_each_reply_has_a_request_id_the_instance_and_the_episode(route: Route) -> None:
+def test_each_reply_has_a_request_id_and_the_instance(route: Route) -> None:
     found = operation(route)
     assert "X-Request-ID" in {parameter["name"] for parameter in found["parameters"]}
     for reply in found["responses"].values():
         headers = (resolve(reply) if "$ref" in reply else reply)["headers"]
-        for name in ("X-Request-ID", "X-Execd-Instance", "X-Execd-Episode"):
+        for name in ("X-Request-ID", "X-Execd-Instance"):
             assert resolve(headers[name])["required"] is True
 
 
@@ -177,8 +180,7 @@ def test_a_refusal_of_bytes_that_are_not_http_has_the_form_of_v1_on_every_route(
 def test_an_error_names_its_code_and_has_its_headers() -> None:
     reply = resolve(operation(row("list_executions"))["responses"]["503"])
     assert "`UNAVAILABLE`" in reply["description"]
-    of_each = {"X-Execd-Episode", "X-Execd-Instance", "X-Request-ID"}
-    assert set(reply["headers"]) == {"Retry-After", *of_each}
+    assert set(reply["headers"]) == {"Retry-After", "X-Execd-Instance", "X-Request-ID"}
 
 
 def test_a_made_session_has_its_location() -> None:

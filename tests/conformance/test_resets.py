@@ -1,0 +1,265 @@
+"""Resets and episodes on the wire; tests/engine/test_reset_faults.py has deaths of the daemon."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from .conftest import SHAPES
+from .target import READ_SECONDS, Target, can_start, start, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.skipif(
+    not can_start(),
+    reason=(
+        "the daemon runs elsewhere: a reset would end the other tests' commands "
+        "(EXECD_CONFORMANCE_LAUNCHER)"
+    ),
+)
+EPISODE, EXPECT = "X-Execd-Episode", "X-Execd-Expect-Episode"
+
+
+@pytest.fixture(params=list(SHAPES))
+def sandbox(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Target]:
+    """A daemon whose base dir has one file, and the checkpoint "start"."""
+    base = tmp_path / "base"
+    base.mkdir()
+    base.chmod(0o777)
+    (base / "file").write_text("kept\n")
+    (base / "file").chmod(0o666)
+    target = start(tmp_path, *SHAPES[request.param], f"--checkpoint-at-start={base}")
+    wait_until(lambda: get(target, "/readyz").status_code == 200, 60, "the daemon is ready")
+    yield target
+    target.stop()
+
+
+def get(target: Target, path: str, **headers: str) -> httpx.Response:
+    return httpx.get(target.url + path, headers=headers, timeout=READ_SECONDS, trust_env=False)
+
+
+def post(
+    target: Target, path: str, headers: dict[str, str] | None = None, **fields: Any
+) -> httpx.Response:
+    url = target.url + path
+    return httpx.post(url, json=fields, headers=headers, timeout=READ_SECONDS, trust_env=False)
+
+
+def reset(target: Target, key: str = "k", **fields: Any) -> dict[str, Any]:
+    answer = post(target, "/v1/reset", {"Idempotency-Key": key}, **fields)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers[EPISODE] == answer.json()["episode"] or key == "again"
+    return answer.json()
+
+
+def output(target: Target, command: str) -> str:
+    done = post(target, "/execute", command=command).json()
+    assert done["exit_code"] == 0, done
+    return done["stdout"]
+
+
+class Waiting:
+    """A request in a thread, whose answer comes later."""
+
+    def __init__(self, ask: Callable[[], Any]) -> None:
+        self._answers: list[Any] = []
+        self._thread = threading.Thread(target=lambda: self._answers.append(ask()))
+        self._thread.start()
+
+    def answer(self) -> Any:
+        self._thread.join(READ_SECONDS)
+        return self._answers[0]
+
+
+def is_running(target: Target, mark: str) -> bool:
+    found = get(target, "/v1/executions?state=RUNNING").json()["items"]
+    return any(mark in json.dumps(item) for item in found)
+
+
+def test_reset_ends_everything_and_restores_the_files(sandbox: Target) -> None:
+    output(sandbox, "rm file; echo more > more; setsid sleep 1000 >/dev/null 2>&1 &")
+    done = reset(sandbox)
+    assert (done["clean"], done["differences"]) == (True, {"items": [], "total": 0})
+    assert output(sandbox, "ls; cat file; pgrep -x sleep || true") == "file\nkept\n"
+    assert done["files"] == {"restored": done["files"]["restored"], "removed": 1, "unchanged": 0}
+    assert [step["name"] for step in done["steps"]][-1] == "verify"
+
+
+@pytest.mark.parametrize("dialect", ["python_runtime", "v1"])
+def test_whoever_waits_gets_the_exit_reason_reset_and_137(sandbox: Target, dialect: str) -> None:
+    command = f"echo begun; sleep 1000; echo {dialect}"
+    path = "/execute" if dialect == "python_runtime" else "/v1/executions"
+    waiting = Waiting(lambda: post(sandbox, path, command=command))
+    wait_until(lambda: is_running(sandbox, dialect), 20, "the command runs")
+    assert reset(sandbox)["clean"]
+    answer = waiting.answer()
+    assert answer.status_code == 200
+    body = answer.json()
+    assert (body["exit_reason"], body["exit_code"]) == ("reset", 137)
+    assert body["stdout"] == "begun\n"
+
+
+def test_stream_of_an_execution_ends_in_order(sandbox: Target) -> None:
+    events: list[str] = []
+
+    def follow() -> None:
+        with httpx.stream(
+            "POST",
+            sandbox.url + "/v1/executions",
+            json={"command": "echo begun; sleep 1000"},
+            headers={"Accept": "text/event-stream"},
+            timeout=READ_SECONDS,
+            trust_env=False,
+        ) as reply:
+            events.extend(line for line in reply.iter_lines() if line.startswith(("event", "data")))
+
+    waiting = Waiting(follow)
+    wait_until(lambda: any("begun" in line for line in events), 20, "the output has come")
+    assert reset(sandbox)["clean"]
+    waiting.answer()
+    assert "exited" in events[-2]
+    assert '"exit_reason":"reset"' in events[-1]
+
+
+def test_reset_is_refused_without_a_checkpoint_and_says_how_to_make_one(
+    sandbox: Target,
+) -> None:
+    answer = post(sandbox, "/v1/reset", checkpoint="other")
+    assert answer.status_code == 404
+    assert "--checkpoint-at-start" in answer.json()["message"]
+    assert output(sandbox, "cat file") == "kept\n"
+
+
+def test_repeated_reset_with_the_same_key_gets_the_first_answer(sandbox: Target) -> None:
+    first = reset(sandbox)
+    output(sandbox, "echo later > later")
+    assert reset(sandbox) == first
+    assert output(sandbox, "cat later") == "later\n"
+    other = post(sandbox, "/v1/reset", {"Idempotency-Key": "k"}, verify="content")
+    assert other.status_code == 422
+
+
+def test_reset_without_a_body_or_a_key_is_a_reset(sandbox: Target) -> None:
+    answer = httpx.post(sandbox.url + "/v1/reset", timeout=READ_SECONDS, trust_env=False)
+    assert answer.json()["clean"], answer.text
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("checkpoint", "a/b"), ("verify", "never"), ("keep_records", 1), ("x", 1)]
+)
+def test_bad_field_of_a_reset_is_named(sandbox: Target, field: str, value: object) -> None:
+    answer = post(sandbox, "/v1/reset", **{field: value})
+    assert (answer.status_code, answer.json()["details"]["field"]) == (400, field)
+
+
+def test_every_reply_carries_the_episode_which_changes_with_a_reset(sandbox: Target) -> None:
+    def episodes() -> set[str]:
+        replies = [
+            get(sandbox, "/"),
+            get(sandbox, "/v1/capabilities"),
+            get(sandbox, "/no/such/path"),
+            post(sandbox, "/execute", command="true"),
+            post(sandbox, "/execute", nonsense=1),
+        ]
+        return {reply.headers[EPISODE] for reply in replies}
+
+    (before,) = episodes()
+    after = reset(sandbox)["episode"]
+    assert episodes() == {after} != {before}
+
+
+@pytest.mark.parametrize("path", ["/execute", "/v1/executions"])
+def test_request_for_another_episode_is_409_and_runs_nothing(sandbox: Target, path: str) -> None:
+    now = get(sandbox, "/").headers[EPISODE]
+    assert post(sandbox, path, {EXPECT: now}, command="echo ran > ran").status_code == 200
+    reset(sandbox)
+    late = post(sandbox, path, {EXPECT: now}, command="echo ran > ran")
+    assert late.status_code == 409
+    if path != "/execute":
+        assert late.json()["code"] == "CONFLICT"
+    assert output(sandbox, "ls") == "file\n"
+
+
+def test_request_whose_body_comes_late_does_not_run_in_the_next_episode(sandbox: Target) -> None:
+    body = json.dumps({"command": "echo ran > ran"}).encode()
+    head = (
+        "POST /execute HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    ).encode()
+    with sandbox.connect() as late, sandbox.connect() as upload:
+        late.sendall(head + body[:5])
+        upload.sendall(
+            b"PUT /v1/files/ran HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nbegun"
+        )
+        done = reset(sandbox)
+        assert done["clean"], done
+        for connection in (late, upload):
+            answer = connection.recv(1 << 16)
+            assert answer.startswith(b"HTTP/1.1 503 "), answer
+            assert b"Retry-After: 1" in answer
+        late.sendall(body[5:])
+    assert output(sandbox, "ls -A") == "file\n"
+
+
+def test_while_a_reset_runs_probes_answer_and_everything_else_is_503(sandbox: Target) -> None:
+    # An unfinished body holds the reset up for a moment.
+    with sandbox.connect() as unfinished:
+        unfinished.sendall(
+            b"PUT /v1/files/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nbegun"
+        )
+        wait_until(lambda: b"received_bytes" in get(sandbox, "/v1/stats").content, 20, "it serves")
+        waiting = Waiting(lambda: reset(sandbox))
+        ready = get(sandbox, "/readyz")
+        while ready.status_code == 200:
+            ready = get(sandbox, "/readyz")
+        refused = [get(sandbox, "/v1/stats"), post(sandbox, "/execute", command="echo x > x")]
+        root = get(sandbox, "/")
+        assert waiting.answer()["clean"]
+    assert ready.json() == {"status": "unavailable", "cause": "reset"}
+    assert root.status_code == 200
+    for answer in refused:
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+    assert output(sandbox, "ls") == "file\n"
+
+
+def test_watch_of_the_former_episode_ends(sandbox: Target) -> None:
+    lines: list[str] = []
+
+    def follow() -> None:
+        with httpx.stream(
+            "GET", sandbox.url + "/v1/watch/", timeout=READ_SECONDS, trust_env=False
+        ) as reply:
+            lines.append(f"{reply.status_code}")
+            lines.extend(reply.iter_lines())
+
+    waiting = Waiting(follow)
+    wait_until(lambda: lines, 20, "the watch has begun")
+    assert lines[0] == "200"
+    assert reset(sandbox)["clean"]
+    waiting.answer()
+
+
+def test_sessions_records_and_keys_are_forgotten_by_a_reset(sandbox: Target) -> None:
+    assert post(sandbox, "/v1/sessions", id="s").status_code == 201
+    once = {"command": "echo once >> count; cat count", "id": "mine"}
+    assert post(sandbox, "/v1/executions", **once).json()["stdout"] == "once\n"
+    assert reset(sandbox)["clean"]
+    assert get(sandbox, "/v1/sessions/s").status_code == 404
+    assert get(sandbox, "/v1/executions").json()["items"] == []
+    assert post(sandbox, "/v1/executions", **once).json()["stdout"] == "once\n"
+    assert reset(sandbox, "again", keep_records=True)["clean"]
+    assert get(sandbox, "/v1/executions/mine").json()["exit_reason"] == "exited"
+
+
+def test_resets_are_counted(sandbox: Target) -> None:
+    reset(sandbox)
+    text = get(sandbox, "/metrics").text
+    assert 'execd_resets_total{clean="true"} 1' in text
+    assert 'execd_resets_total{clean="false"} 0' in text
+    assert "execd_reset_duration_seconds_count 1" in text
