@@ -224,7 +224,7 @@ async def _answer(
         guard.check(request.method, path, request.headers)
         if not is_probe and request.app[ENGINE].is_preparing:
             raise Unavailable(PREPARING)
-        if is_inside:
+        if is_inside and request.match_info.http_exception is None:  # 404 and 405 run nothing
             facts.episodes.enter(request.headers.get(EXPECT_EPISODE_HEADER))
         refuse_transfer_coding(request)
         refuse_unknown_expectation(request)

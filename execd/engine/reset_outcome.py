@@ -65,11 +65,11 @@ class ResetDifference(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     message: str
     """What differs, in words."""
     path: str | None = None
-    """The file, the mount or the name. Absent: the difference has none."""
+    """Where, if the difference has a path."""
     pid: int | None = None
-    """The process. Absent: the difference has none."""
+    """Of a process that lives, as the daemon sees the process."""
     port: int | None = None
-    """The port that somebody listens at. Absent: the difference has none."""
+    """Of a listening socket."""
 
 
 class ResetDifferences(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +85,7 @@ class EndedCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What lived when the reset began."""
 
     executions: int
-    """Commands and cells."""
+    """Commands and cells, those that waited included."""
     sessions: int
     """Sessions of Python, with and without an interpreter."""
     shells: int
@@ -98,20 +98,20 @@ class ResetFiles(msgspec.Struct, frozen=True, kw_only=True):
     """Files of the roots."""
 
     restored: int
-    """Files and directories that were made as before."""
+    """Made as before."""
     removed: int
-    """Files and directories that were not in the checkpoint."""
+    """Created since the checkpoint."""
     unchanged: int
-    """Files and directories that were as in the checkpoint."""
+    """As before already."""
 
 
 class StepDuration(msgspec.Struct, frozen=True, kw_only=True):
     """How long a step took."""
 
     name: ResetStep
-    """The step, in the order of their run."""
+    """`end`, `halt`, `restore`, `forget`, `start`, `verify`, in this order."""
     duration_seconds: float
-    """How long the step took."""
+    """Of this step alone."""
 
 
 class ResetScope(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +121,7 @@ class ResetScope(msgspec.Struct, frozen=True, kw_only=True):
     """`namespace`: the kernel ended the PID namespace of user code. `sweep`: there are no
     namespaces, and execd ended each process that it found."""
     checkpoint: str
-    """The id of the checkpoint."""
+    """The id."""
     roots: list[str]
     """Directories whose files were compared."""
     watched: list[str]
@@ -140,13 +140,13 @@ class ResetReply(msgspec.Struct, frozen=True, kw_only=True):
     ended: EndedCounts
     """What lived when the reset began."""
     files: ResetFiles
-    """What the reset did with files."""
+    """Files of the roots."""
     differences: ResetDifferences
-    """What is not as before; none where the sandbox is clean."""
+    """Everything that is not as before; empty if `clean`."""
     scope: ResetScope
     """What `clean` speaks of."""
     steps: list[StepDuration]
-    """The steps of the reset, and their times."""
+    """The steps of the reset, in their order."""
 
 
 class DifferenceList:

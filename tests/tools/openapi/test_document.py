@@ -180,7 +180,12 @@ def test_a_refusal_of_bytes_that_are_not_http_has_the_form_of_v1_on_every_route(
 def test_an_error_names_its_code_and_has_its_headers() -> None:
     reply = resolve(operation(row("list_executions"))["responses"]["503"])
     assert "`UNAVAILABLE`" in reply["description"]
-    assert set(reply["headers"]) == {"Retry-After", "X-Execd-Instance", "X-Request-ID"}
+    assert set(reply["headers"]) == {
+        "Retry-After",
+        "X-Execd-Episode",
+        "X-Execd-Instance",
+        "X-Request-ID",
+    }
 
 
 def test_a_made_session_has_its_location() -> None:
