@@ -75,7 +75,7 @@ async def test_files_are_written_read_listed_and_found(connect: Connect) -> None
 async def test_changes_since_a_checkpoint_are_listed_and_shown(
     tools: Connect, sandbox: Execd
 ) -> None:
-    sandbox.run("mkdir -p tools-changes; seq 3 > tools-changes/a").check()
+    sandbox.run("rm -rf tools-changes; mkdir tools-changes; seq 3 > tools-changes/a").check()
     sandbox.checkpoint("tools-changes", roots=["tools-changes"])
     async with tools() as client:
         assert await call(client, "changes", checkpoint="tools-changes") == "nothing has changed"

@@ -8,9 +8,13 @@ import re
 import stat
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from execd.files.checkpoints.entries import Change, ChangeKind, Entry, EntryType
+from execd.files.checkpoints.entries import Change, Entry
 from execd.files.checkpoints.patch import Sources, patch
+
+if TYPE_CHECKING:
+    from execd.model import EntryChange, EntryType
 
 GIT = {
     **dict.fromkeys(("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "HOME"), "/dev/null"),
@@ -73,7 +77,7 @@ def changes_between(old: Tree, new: Tree, root: str = "/root") -> list[Change]:
     return found
 
 
-def _kind(old: Entry | None, new: Entry | None) -> ChangeKind | None:
+def _kind(old: Entry | None, new: Entry | None) -> EntryChange | None:
     if old is None or new is None:
         return "created" if old is None else "deleted"
     if old.type != new.type:
