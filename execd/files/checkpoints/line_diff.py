@@ -12,16 +12,12 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import Counter
-from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CONTEXT_LINES = 3
-MAX_COMPARED_LINES = 100_000
-"""Of each text, between the first and the last difference. More lines are replaced as a whole:
-each line in a list takes about 50 bytes of memory more than its text."""
 MAX_ROUNDS = 50
 """How often a line may be compared, on average, before the rest is replaced as a whole."""
 
@@ -34,103 +30,29 @@ Replaced = tuple[int, int, int, int]
 
 def hunks(old: bytes, new: bytes) -> Iterator[bytes]:
     """Yield the hunks between two texts, line by line."""
-    start, old_end, new_end = _differing_part(old, new)
-    line_offset = old.count(b"\n", 0, start)
-    old_part, new_part = old[start:old_end], new[start:new_end]
-    n_old, n_new = _n_lines(old_part), _n_lines(new_part)
-    old_lines = (match[0] for match in _LINE.finditer(old_part))
-    new_lines = (match[0] for match in _LINE.finditer(new_part))
-    if max(n_old, n_new) > MAX_COMPARED_LINES:
-        replaced = [_as_a_whole(old_part, new_part, n_old, n_new)]
-    else:
-        replaced = replaced_lines(_LINE.findall(old_part), _LINE.findall(new_part))
-    old_at = 0
-    for group in _groups(replaced):
-        old_from = max(0, group[0][0] - CONTEXT_LINES)
-        old_to = min(n_old, group[-1][1] + CONTEXT_LINES)
-        new_from = group[0][2] - (group[0][0] - old_from)
-        new_to = group[-1][3] + (old_to - group[-1][1])
-        yield b"@@ -%b +%b @@\n" % (
-            _range(line_offset + old_from, old_to - old_from),
-            _range(line_offset + new_from, new_to - new_from),
-        )
-        # The lines before the hunk are equal in both texts.
-        _skip(old_lines, old_from - old_at)
-        _skip(new_lines, old_from - old_at)
-        old_at = old_from
-        for old_first, old_last, new_first, new_last in group:
-            yield from _marked(b" ", old_lines, old_first - old_at)
-            _skip(new_lines, old_first - old_at)
-            yield from _marked(b"-", old_lines, old_last - old_first)
-            yield from _marked(b"+", new_lines, new_last - new_first)
-            old_at = old_last
-        yield from _marked(b" ", old_lines, old_to - old_at)
-        _skip(new_lines, old_to - old_at)
-        old_at = old_to
+    before, after = _LINE.findall(old), _LINE.findall(new)
+    for group in _groups(replaced_lines(before, after)):
+        first, last = group[0], group[-1]
+        start = max(0, first[0] - CONTEXT_LINES)
+        end = min(len(before), last[1] + CONTEXT_LINES)
+        new_start, new_end = first[2] - (first[0] - start), last[3] + (end - last[1])
+        yield b"@@ -%b +%b @@\n" % (_range(start, end), _range(new_start, new_end))
+        for a, b, c, d in group:
+            yield from _marked(b" ", before[start:a])
+            yield from _marked(b"-", before[a:b])
+            yield from _marked(b"+", after[c:d])
+            start = b
+        yield from _marked(b" ", before[start:end])
 
 
-def _marked(mark: bytes, lines: Iterator[bytes], count: int) -> Iterator[bytes]:
-    for line in islice(lines, count):
+def _marked(mark: bytes, lines: list[bytes]) -> Iterator[bytes]:
+    for line in lines:
         yield mark + (line if line.endswith(b"\n") else line + _NO_NEWLINE)
 
 
-def _skip(lines: Iterator[bytes], count: int) -> None:
-    for _ in islice(lines, count):
-        pass
-
-
-def _range(start: int, count: int) -> bytes:
+def _range(start: int, end: int) -> bytes:
     """The place of a hunk in one text. Lines count from 1; an empty range names the line before."""
-    return b"%d,%d" % (start + 1 if count else start, count)
-
-
-def _n_lines(text: bytes) -> int:
-    return text.count(b"\n") + (not text.endswith(b"\n") and text != b"")
-
-
-def _differing_part(old: bytes, new: bytes) -> tuple[int, int, int]:
-    """Where the difference with its context starts, in both texts, and where it ends in the old and
-    in the new text. All four are at the start of a line, or at the end of the text."""
-    head = start = _equal_bytes(old, new)
-    for _ in range(CONTEXT_LINES + 1):
-        start = old.rfind(b"\n", 0, start) if start >= 0 else -1
-    start += 1
-    tail = _equal_bytes(old[head:], new[head:], from_end=True)
-    end = len(old) - tail
-    # The equal tail may begin in the middle of a line, whose beginning differs.
-    for _ in range(CONTEXT_LINES + 1):
-        end = old.find(b"\n", end) + 1 or len(old)
-    return start, end, len(new) - (len(old) - end)
-
-
-def _equal_bytes(old: bytes, new: bytes, *, from_end: bool = False) -> int:
-    """The length of the common beginning, or of the common end, by bisection."""
-    low, high = 0, min(len(old), len(new))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if from_end:
-            is_equal = old[-middle : len(old) - low] == new[-middle : len(new) - low]
-        else:
-            is_equal = old[low:middle] == new[low:middle]
-        low, high = (middle, high) if is_equal else (low, middle - 1)
-    return low
-
-
-def _as_a_whole(old: bytes, new: bytes, n_old: int, n_new: int) -> Replaced:
-    """All lines but the context at both ends."""
-    firsts = list(
-        zip(islice(_LINE.finditer(old), CONTEXT_LINES), _LINE.finditer(new), strict=False)
-    )
-    head = next((at for at, (a, b) in enumerate(firsts) if a[0] != b[0]), len(firsts))
-    tail = 0
-    old_end, new_end = len(old), len(new)
-    while tail < CONTEXT_LINES and min(n_old, n_new) - head > tail:
-        old_start = old.rfind(b"\n", 0, old_end - 1) + 1
-        new_start = new.rfind(b"\n", 0, new_end - 1) + 1
-        if old[old_start:old_end] != new[new_start:new_end]:
-            break
-        old_end, new_end, tail = old_start, new_start, tail + 1
-    return head, n_old - tail, head, n_new - tail
+    return b"%d,%d" % (start + (end > start), end - start)
 
 
 def replaced_lines(old: list[bytes], new: list[bytes]) -> list[Replaced]:

@@ -5,10 +5,10 @@ else is a comment line before the first diff, with the path and the reason, and 
 comments are quoted as in diffs. A comment also stands for what git would refuse, because
 ``git apply`` refuses a patch as a whole: names such as ``.git``, and a file in the place of a FIFO.
 
-One pair of files is in memory at a time. Text has hunks up to MAX_TEXT_BYTES; text that is larger,
-and files with a zero byte, become binary patches as long as the new content has at most
-MAX_BINARY_BYTES. A binary patch states the old content by its digest only, so a file of any size
-can be deleted.
+One pair of files is in memory at a time. Text has hunks up to MAX_TEXT_BYTES and MAX_TEXT_LINES;
+larger text, and files with a zero byte, become binary patches as long as the new content has at
+most MAX_BINARY_BYTES. A binary patch states the old content by its digest only, so a file of any
+size can be deleted.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ MAX_BINARY_BYTES = 1 << 20
 """Bytes of a binary file in a patch. A larger file is a comment line, unless it was deleted."""
 MAX_TEXT_BYTES = 8 << 20
 """Bytes of a text file in a patch, before and after. A larger file counts as a binary file."""
+MAX_TEXT_LINES = 200_000
+"""Lines of a text file in a patch, before and after. A file with more counts as a binary file."""
 _READ_AT_ONCE_BYTES = 256 * 1024
 _BINARY_LINE_BYTES = 52  # git's
 _UNQUOTED = re.compile(rb"[!#-\[\]-~]+")
@@ -132,8 +134,8 @@ class _Part:
         old = self.old if self.old is not None and self.old.type == "file" else None
         return (
             max(new.size_bytes, old.size_bytes if old else 0) > MAX_TEXT_BYTES
-            or any(b"\0" in piece for piece in self._read_new(new))
-            or (old is not None and any(b"\0" in piece for piece in self._read_old(old)))
+            or not _is_text(self._read_new(new))
+            or (old is not None and not _is_text(self._read_old(old)))
         )
 
     def _has_same_content(self) -> bool:
@@ -186,7 +188,7 @@ class _Part:
         if old.content == new.content:
             return
         assert new.content is not None, "the part is left out"
-        if old.content is None or b"\0" in old.content or b"\0" in new.content:
+        if old.content is None or not (_is_text([old.content]) and _is_text([new.content])):
             yield b"GIT binary patch\n"
             yield from _literal(new.content)
             if old.content is not None and len(old.content) <= MAX_BINARY_BYTES:
@@ -236,6 +238,15 @@ class _Part:
 def _known(entry: Entry | None) -> Entry | None:
     """The entry, if git knows such entries."""
     return entry if entry is not None and entry.type in ("file", "link") else None
+
+
+def _is_text(pieces: Iterable[bytes]) -> bool:
+    n_lines = 0
+    for piece in pieces:
+        n_lines += piece.count(b"\n")
+        if b"\0" in piece or n_lines > MAX_TEXT_LINES:
+            return False
+    return True
 
 
 def _mode(entry: Entry | None) -> bytes:

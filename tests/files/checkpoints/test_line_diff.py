@@ -59,18 +59,6 @@ def test_hunks_of_a_small_edit_are_those_of_every_diff() -> None:
     assert b"".join(hunks(old, new)) == (b"@@ -7,7 +7,7 @@\n 7\n 8\n 9\n-10\n+ten\n 11\n 12\n 13\n")
 
 
-@pytest.mark.parametrize("bound", [0, 100_000])
-def test_text_over_the_bound_of_lines_is_replaced_as_a_whole(
-    bound: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(line_diff, "MAX_COMPARED_LINES", bound)
-    draw = random.Random(20)
-    for _ in range(50):
-        old = b"".join(draw.choice([b"a\n", b"b\n", b"\n"]) for _ in range(draw.randrange(20)))
-        new = b"".join(draw.choice([b"a\n", b"b\n", b"\n"]) for _ in range(draw.randrange(20)))
-        assert patched(old, new, tmp_path) == new
-
-
 def hard_cases() -> dict[str, tuple[bytes, bytes]]:
     draw = random.Random(20)
     every_second = [b"%d\n" % n for n in range(100_000)]

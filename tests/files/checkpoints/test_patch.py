@@ -12,7 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from execd.errors import Conflict
-from execd.files.checkpoints.patch import MAX_BINARY_BYTES, MAX_TEXT_BYTES, patch, quoted
+from execd.files.checkpoints.patch import (
+    MAX_BINARY_BYTES,
+    MAX_TEXT_BYTES,
+    MAX_TEXT_LINES,
+    patch,
+    quoted,
+)
 from tests.files.checkpoints.trees import (
     apply,
     as_git_sees,
@@ -115,7 +121,7 @@ def test_patch_reversed_leads_back_to_the_start(tmp_path: Path) -> None:
 
 def test_patch_has_text_up_to_its_bound_and_binaries_up_to_theirs(tmp_path: Path) -> None:
     start, end = tmp_path / "start", tmp_path / "end"
-    text = b"a line of text\n" * (MAX_TEXT_BYTES // 15)
+    text = b"a line of text that is longer than others\n" * (MAX_TEXT_BYTES // 42)
     start.mkdir()
     (start / "log").write_bytes(text)
     (start / "gone").write_bytes(bytes(MAX_TEXT_BYTES + 1))
@@ -136,8 +142,10 @@ def test_patch_has_text_up_to_its_bound_and_binaries_up_to_theirs(tmp_path: Path
 
     (end / "binary").write_bytes(bytes(MAX_BINARY_BYTES + 1))
     (end / "log").write_bytes(text * 2)
+    (end / "lines").write_bytes(b"lines\n" * (MAX_TEXT_LINES + 1))
     assert comments(patch_between(start, end)) == {
         b"binary": f"{MAX_BINARY_BYTES + 1} bytes are too many for a patch",
+        b"lines": f"{6 * (MAX_TEXT_LINES + 1)} bytes are too many for a patch",
         b"log": f"{2 * len(text)} bytes are too many for a patch",
     }
 
