@@ -695,3 +695,26 @@ def test_with_run_as_files_are_that_users_and_so_is_what_may_be_done_with_them(s
             http_status, reply = daemon.request(method, path, body)
             assert (http_status, reply["code"]) == (403, "PERMISSION_DENIED")
         assert daemon.stop() == TERMINATED
+
+
+def test_a_start_without_its_checkpoint_ends_with_exit_code_2(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path, "--checkpoint-at-start=/no/such", "--sessions=off")
+    assert daemon.process.wait(30) == 2
+    assert "--checkpoint-at-start: roots[0]: '/no/such'" in daemon.log_path.read_text()
+
+
+def test_a_signal_ends_a_start_that_makes_its_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    with open(tmp_path / "base/large", "wb") as file:
+        file.truncate(64 << 30)  # a hole, which takes a minute to hash
+    daemon = Daemon(tmp_path, "--checkpoint-at-start=.", "--sessions=off")
+    try:
+        wait_until(lambda: any(line["message"] == "listening" for line in daemon.log), 20)
+        [daemon.port] = [line["port"] for line in daemon.log if line["message"] == "listening"]
+        assert daemon.request("GET", "/")[0] == 200
+        assert daemon.request("GET", "/readyz")[0] == 503
+        daemon.process.terminate()
+        assert daemon.process.wait(30) == TERMINATED
+    finally:
+        daemon.process.kill()
+        daemon.process.wait()

@@ -296,7 +296,7 @@ class Checkpoints:
                 self._opened_shelf = Shelf(self._store.folder.dir_fd)
             except OSError as error:
                 raise Unavailable(
-                    f"the state dir takes no checkpoints ({error.strerror}); repair the volume"
+                    f"no checkpoints in the state dir ({error.strerror}); set another --state-dir"
                 ) from None
         return self._opened_shelf
 

@@ -272,7 +272,7 @@ async def test_another_user_has_no_right_that_its_programs_lack(tmp_path: Path) 
                 await checkpoints.create("y", [f"{folder}/secret"])
             os.chown(base / "d/8", 0, 0)
             os.chmod(base / "d/8", 0o600)
-            with pytest.raises(Conflict, match=r"d/8': Permission denied; exclude"):
+            with pytest.raises(Conflict, match=r"d/8': Permission denied; leave"):
                 await checkpoints.create("y", ["."])
             await checkpoints.create("y", [], ["."])
             assert (await checkpoints.verify("y")).n_differences == 0

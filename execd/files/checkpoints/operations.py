@@ -389,7 +389,7 @@ def _without_troubles(manifest: Manifest) -> Manifest:
             for entry in troubles[:MAX_NAMED]
         )
         more = f", and {len(troubles) - MAX_NAMED} more" if len(troubles) > MAX_NAMED else ""
-        raise Conflict(f"{named}{more}; exclude these paths, or repeat the request")
+        raise Conflict(f"{named}{more}; leave these paths out by exclude, or repeat the request")
     return msgspec.structs.replace(manifest, entries=entries)
 
 
