@@ -208,6 +208,7 @@ class Parts(EngineContext):
         """The same files for sandboxd, which reads a path in its own way."""
         self.tree_files = self.files.with_root(Root.whole_tree(*places))
         """The same files with paths as user code reads them."""
+        self._checkpoint_root = Root.whole_tree(*places)
 
     @functools.cached_property
     def checkpoints(self) -> Checkpoints:
@@ -216,7 +217,7 @@ class Parts(EngineContext):
 
         made = Checkpoints(
             self.store,
-            Root.whole_tree(self.config.base_dir, self.store.folder.anchor),
+            self._checkpoint_root,
             self.identity,
             self.config.checkpoint_bytes,
         )
@@ -307,6 +308,7 @@ class Parts(EngineContext):
         if self.warden.started.has_own_shm:
             for files in (self.files, self.sandboxd_files, self.tree_files):
                 files.hide(SHM)
+            self._checkpoint_root.own_dirs += (SHM,)
         ends.push_async_callback(lambda: self.warden.close(self.shutdown.seconds_left()))
         ends.push_async_callback(self.direct_exec.close)
         await self.direct_exec.start()

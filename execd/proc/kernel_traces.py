@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
 NET, SYSVIPC, SHM, QUEUES = "/proc/net", "/proc/sysvipc", "/dev/shm", "/dev/mqueue"
-LISTENING, UNCONNECTED = "0A", "07"  # of TCP, of UDP: tcp_states.h of Linux
+LISTENING, UNCONNECTED = ("0A",), ("07", "00")  # of TCP, of UDP: tcp_states.h; gVisor says 00
 ACCEPTS, DATAGRAM = 0x10000, 2  # of unix sockets
 OBJECTS = {"shm": "shared memory segment", "msg": "message queue", "sem": "semaphore set"}
 # Linux's SHM_INFO, MSG_INFO and SEM_INFO, and the place of the number of objects in the answer.
@@ -138,7 +138,7 @@ def _sockets() -> Iterator[ListeningSocket]:
         wanted = LISTENING if protocol.startswith("tcp") else UNCONNECTED
         for fields in _rows(f"{NET}/{protocol}"):
             address, _, port = fields[1].rpartition(":")
-            if fields[3] == wanted:
+            if fields[3] in wanted:
                 yield ListeningSocket(
                     protocol, address, int(port, 16), int(fields[7]), int(fields[9])
                 )

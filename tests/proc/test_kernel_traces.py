@@ -94,7 +94,8 @@ def test_a_system_v_object_is_found_by_its_kind(kind: str) -> None:
     finally:
         arguments = (made, 0, IPC_RMID) if kind == "sem" else (made, IPC_RMID, None)
         getattr(LIBC, f"{kind}ctl")(*arguments)
-    assert kernel_traces.read().objects == before
+    if not is_gvisor():  # gVisor counts a removed segment for a while
+        assert kernel_traces.read().objects == before
 
 
 @pytest.mark.root

@@ -107,6 +107,38 @@ def test_inside_there_are_only_the_wardens_processes_and_of_the_state_dir_only_t
     assert int(lines[-1].split()[-1]) <= 6
 
 
+def test_inside_system_v_objects_and_the_files_of_dev_shm_are_their_own(tmp_path: Path) -> None:
+    name = f"execd-test-{os.getpid()}"
+    found = probe(
+        tmp_path,
+        "require",
+        f"echo inside > /dev/shm/{name}; ls /dev/shm; stat -c %a /dev/shm; "
+        "readlink /proc/self/ns/ipc; df --output=size -B1 /dev/shm | tail -1",
+    )
+    listed, mode, ipc, size = found["text"].split()
+    assert (listed, mode) == (name, "1777"), "nothing else is there"
+    assert not os.path.exists(f"/dev/shm/{name}")
+    assert ipc != os.readlink("/proc/self/ns/ipc")
+    own = os.statvfs("/dev/shm")
+    assert int(size) == own.f_blocks * own.f_frsize
+
+
+@pytest.mark.parametrize(
+    ("view", "covers"),
+    [
+        (namespaces.View("/state", "/state/bin", {}), True),
+        (namespaces.View("/dev/shm/state", "/dev/shm/state/bin", {}), False),
+        (namespaces.View("/state", "/state/bin", {}, base_dir="/dev/shm/work"), False),
+        (namespaces.View("/state", "/state/bin", {}, base_dir="/dev/shmwork"), True),
+    ],
+)
+def test_dev_shm_stays_in_sight_where_a_directory_of_execd_lies_in_it(
+    view: namespaces.View, covers: bool
+) -> None:
+    places = [place for _, place, _ in namespaces._own_mounts(view, None)]
+    assert (namespaces.SHM in places) == covers
+
+
 @pytest.mark.parametrize("policy", ["auto", "off"])
 def test_a_warden_without_namespaces_is_born_below_a_subreaper(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str
