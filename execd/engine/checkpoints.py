@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import threading
@@ -75,7 +76,6 @@ class Checkpoints:
         )
         self._start_threads()
         self._opened_shelf: Shelf | None = None
-        self._is_closed = False
         self._used_bytes = 0
         """Taken of the state dir's budget."""
         crew = Crew(self._threads, N_HELPERS)
@@ -117,9 +117,6 @@ class Checkpoints:
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._own_thread is not None:
             self._own_thread.shutdown(wait=False)
-        self._is_closed = True
-        if not self._lock.locked():
-            self._close_shelf()
 
     def _close_shelf(self) -> None:
         if self._opened_shelf is not None:
@@ -230,7 +227,12 @@ class Checkpoints:
         """Open the kept content of a file; the caller closes the descriptor. Blocking. Raises
         OSError if the checkpoint was deleted meanwhile."""
         self.get(checkpoint_id)
-        return self._operations.open_old(entry)
+
+        def opened() -> int:
+            with contextlib.closing(Shelf(self._store.folder.dir_fd)) as shelf:
+                return shelf.contents.open(entry.digest)
+
+        return self._own(opened)
 
     def open_new(self, root: str, entry: Entry) -> int:
         """Open a present file, if it is the scanned one; the caller closes the descriptor.
@@ -279,9 +281,8 @@ class Checkpoints:
             ) from None
 
     def _release(self, future: asyncio.Future[T]) -> None:
+        self._close_shelf()
         self._lock.release()
-        if self._is_closed:
-            self._close_shelf()
         if not future.cancelled():
             future.exception()  # of a caller that is gone
 
@@ -290,7 +291,8 @@ class Checkpoints:
         return call() if self._own_thread is None else self._own_thread.submit(call).result()
 
     def _shelf(self) -> Shelf:
-        """Raises Unavailable."""
+        """Return the shelf of the operation under way, which is closed after it. Raises
+        Unavailable."""
         if self._opened_shelf is None:
             try:
                 self._opened_shelf = Shelf(self._store.folder.dir_fd)

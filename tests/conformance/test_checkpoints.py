@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .target import can_start, start
+from .target import can_start, start, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -143,8 +143,9 @@ def test_checkpoint_of_the_start_is_made_before_user_code_and_stays(
 ) -> None:
     target = own_daemon("--checkpoint-at-start=.")
     client = Client(target)
-    [start] = client.get()["items"]
-    assert start["id"] == "start"
+    wait_until(lambda: target.request("GET", "/readyz").http_status == 200, 20, "readiness")
+    [made] = client.get()["items"]
+    assert made["id"] == "start"
     assert client.post(id="start").http_status == 409
     assert target.request("DELETE", f"{ROUTE}/start").http_status == 409
     target.request("PUT", "/v1/files/pollution", b"x")

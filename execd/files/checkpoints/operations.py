@@ -282,11 +282,6 @@ class Operations:
             differences += found[: MAX_DIFFERENCES - len(differences)]
         return Verified("content" if is_by_content else "stat", differences, n_differences)
 
-    def open_old(self, entry: Entry) -> int:
-        """Open the kept content of a file; the caller closes it. Raises OSError."""
-        contents = self._own(self._shelf).contents
-        return self._own(partial(contents.open, entry.digest))
-
     def open_new(self, root: str, entry: Entry) -> int:
         """Open a file as it was scanned; the caller closes it. Raises Conflict, OSError."""
         top = open_again(root)

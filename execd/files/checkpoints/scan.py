@@ -288,7 +288,7 @@ class _Scan:
         try:
             if kind == "link":
                 target = os.readlink(name, dir_fd=directory)
-            else:
+            elif kind != "file":  # ``hashed`` reads those of a file
                 attributes = read_attributes(directory, name, with_flags=kind == "directory")
         except OSError as error:
             trouble = trouble or error.strerror or "cannot be read"
@@ -380,8 +380,11 @@ def digest_of(place: Place, fd: int, info: os.stat_result) -> bytes:
 
 def read_attributes(directory: int, name: bytes, *, with_flags: bool) -> dict[bytes, bytes]:
     """Return the attributes of a file that a checkpoint keeps. ``name`` empty: of the file
-    ``directory`` itself. Values that cannot be read are empty. Raises OSError."""
-    path = b"/proc/self/fd/%d" % directory + (b"/" + name if name else b"")
+    ``directory`` itself, which is O_PATH only without ``with_flags``. Values that cannot be read
+    are empty. Raises OSError."""
+    path: bytes | int = b"/proc/self/fd/%d" % directory + (b"/" + name if name else b"")
+    if with_flags and not name:
+        path = directory
     found: dict[bytes, bytes] = {}
     try:
         names = os.listxattr(path, follow_symlinks=not name)

@@ -1,0 +1,81 @@
+"""The kinds of changes between two manifests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from execd.files.checkpoints.compare import compare
+from execd.files.checkpoints.entries import Entry, Manifest
+
+FILE = Entry(b"f", "file", 0o644, 1, 1, 3, 10, 20, 5, 6, 1, digest=b"d")
+
+
+def changed(**fields: Any) -> Entry:
+    facts = {name: getattr(FILE, name) for name in FILE.__struct_fields__}
+    return Entry(**{**facts, **fields})
+
+
+def kinds(old: list[Entry], new: list[Entry], *, times: bool = False) -> list[tuple[bytes, str]]:
+    manifests = Manifest("/r", True, old), Manifest("/r", True, new)
+    return [(change.path, change.kind) for change in compare(*manifests, times=times)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"device": 9, "inode": 9, "changed_ns": 9}, None),
+        ({"modified_ns": 9}, None),
+        ({"mode": 0o600}, "mode"),
+        ({"mode": 0o600, "digest": b"e"}, "modified"),
+        ({"digest": b"e"}, "modified"),
+        ({"digest": b""}, "modified"),
+        ({"uid": 2}, "modified"),
+        ({"gid": 2}, "modified"),
+        ({"attributes": {b"user.x": b""}}, "modified"),
+        ({"n_links": 2}, "modified"),
+        ({"trouble": "unreadable"}, "modified"),
+        ({"type": "fifo"}, "type"),
+    ],
+)
+def test_a_change_has_a_kind(fields: dict[str, Any], kind: str | None) -> None:
+    expected = [] if kind is None else [(b"f", kind)]
+    assert kinds([FILE], [changed(**fields)]) == expected
+    assert kinds([changed(**fields)], [FILE]) == expected
+
+
+def test_a_time_counts_where_it_is_asked_for() -> None:
+    assert kinds([FILE], [changed(modified_ns=9)], times=True) == [(b"f", "modified")]
+
+
+def test_a_trouble_is_never_unchanged() -> None:
+    entry = changed(trouble="unreadable")
+    assert kinds([entry], [entry]) == [(b"f", "modified")]
+
+
+def test_a_file_that_nobody_reads_is_judged_by_ctime() -> None:
+    unread = changed(digest=b"")
+    assert kinds([unread], [changed(digest=b"", trouble="Permission denied")]) == []
+    assert kinds([unread], [changed(digest=b"", changed_ns=9)]) == [(b"f", "modified")]
+
+
+def test_hard_links_to_another_file_are_a_change() -> None:
+    a, b, c = (changed(path=name, n_links=2) for name in (b"a", b"b", b"c"))
+    other = changed(path=b"d", n_links=2, inode=7)
+    later = changed(path=b"d", n_links=2, inode=7, changed_ns=21)
+    old = [a, b, changed(path=b"c", n_links=2, inode=7), other]
+    new = [a, changed(path=b"b", n_links=2, inode=7), c, later]
+    assert kinds(old, new) == [(b"b", "modified"), (b"c", "modified"), (b"d", "modified")]
+
+
+def test_changes_come_in_the_order_of_a_walk() -> None:
+    old = [changed(path=name) for name in (b"a-b", b"z")]
+    new = [changed(path=name) for name in (b"a/b", b"a", b"b")]
+    assert kinds(old, new) == [
+        (b"a", "created"),
+        (b"a/b", "created"),
+        (b"a-b", "deleted"),
+        (b"b", "created"),
+        (b"z", "deleted"),
+    ]

@@ -1,0 +1,130 @@
+"""What a scan takes over from a former one, and what it reads again."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+from execd.files.checkpoints import scan as module
+from execd.files.checkpoints.crew import Crew
+from execd.files.checkpoints.scan import (
+    TICK_NS,
+    Scanning,
+    TooManyEntries,
+    begin,
+    is_told_by_ctime,
+    scan,
+)
+from execd.files.resolve import Forbidden
+from tests.files.checkpoints.conftest import settle
+from tests.files.conftest import on_small_tmpfs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+HOW = Scanning(Forbidden(frozenset(), frozenset()), Crew())
+WRONG = b"w" * 32
+"""A digest that only a former manifest can have."""
+
+
+@pytest.fixture
+def top(base: Path) -> Iterator[int]:
+    (base / "file").write_text("content")
+    fd = os.open(base, os.O_PATH)
+    yield fd
+    os.close(fd)
+
+
+def digest_again(top: int, began_ns: int) -> bytes:
+    """The digest of the file in a scan after a former one with a wrong digest."""
+    former = scan(top, "/base", HOW)
+    entries = [replace(each, digest=WRONG) if each.digest else each for each in former.entries]
+    again = scan(top, "/base", HOW, replace(former, entries=entries, began_ns=began_ns))
+    [found] = [each.digest for each in again.entries if each.type == "file"]
+    return found
+
+
+def test_a_digest_is_taken_over_only_from_files_older_than_the_scan(top: int, base: Path) -> None:
+    changed_ns = (base / "file").stat().st_ctime_ns
+    assert digest_again(top, changed_ns + TICK_NS + 1) == WRONG
+    for began_ns in (0, changed_ns, changed_ns + TICK_NS):
+        assert digest_again(top, began_ns) != WRONG
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda base: (base / "file").chmod(0o600),
+        lambda base: os.utime(base / "file", ns=(0, 0)),
+        lambda base: (base / "file").write_text("CONTENT"),
+        lambda base: (
+            (base / "file").rename(base / "other") and (base / "other").rename(base / "file")
+        ),
+        lambda base: os.link(base / "file", base / "link"),
+    ],
+)
+def test_any_change_of_a_file_has_it_read_again(top: int, base: Path, change: object) -> None:
+    former = scan(top, "/base", HOW)
+    settle()
+    former = replace(
+        former,
+        entries=[replace(each, digest=WRONG) if each.digest else each for each in former.entries],
+        began_ns=begin(top),
+    )
+    assert callable(change)
+    change(base)
+    digests = {each.digest for each in scan(top, "/base", HOW, former).entries if each.digest}
+    assert WRONG not in digests
+
+
+def test_a_tmpfs_does_not_tell_writes_by_ctime(tmp_path: Path) -> None:
+    result = on_small_tmpfs(
+        tmp_path,
+        "import os; from execd.files.checkpoints.scan import is_told_by_ctime\n"
+        "result['told'] = is_told_by_ctime(os.open(mount_point, os.O_PATH))",
+    )
+    assert result == {"told": False}
+
+
+def test_a_told_write_to_a_mapping_changes_ctime(top: int, base: Path) -> None:
+    """Where the file system says that it tells, it tells for the file of a test too."""
+    import mmap
+
+    if not is_told_by_ctime(top):
+        return  # gVisor, or a tmpfs: all contents are read
+    with open(base / "file", "r+b") as file, mmap.mmap(file.fileno(), 0) as page:
+        page[0] = 1
+        began_ns = begin(top)
+        before = os.fstat(file.fileno()).st_ctime_ns
+        settle()
+        page[0] = 2
+        after = os.fstat(file.fileno()).st_ctime_ns
+        assert after != before
+        assert after > began_ns - TICK_NS
+
+
+def test_a_tree_past_the_bound_of_a_manifest_is_no_manifest(
+    top: int, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_MANIFEST_BYTES", 5000)
+    for number in range(10):
+        (base / f"{number}").touch()
+    with pytest.raises(TooManyEntries):
+        scan(top, "/base", HOW)
+
+
+def test_a_file_that_keeps_changing_is_a_trouble(
+    top: int, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(*_: object) -> bytes:
+        (base / "file").write_bytes(os.urandom(20))
+        settle()
+        return WRONG
+
+    monkeypatch.setattr(module, "digest_of", write)
+    [found] = [each for each in scan(top, "/base", HOW).entries if each.type == "file"]
+    assert (found.digest, found.trouble) == (b"", "changed while it was read")
