@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .. import found
 from .pollutions import TABLE
 from .world import World, is_named
 
@@ -200,6 +201,8 @@ def main() -> int:
             except AssertionError as error:
                 print(f"{error}\n{world.target.log_text()[-2000:]}", flush=True)
                 n_failed += 1
+                name = f"{seed}-{number}-{options.namespaces}"
+                found.keep("resets", name, str(error).encode(errors="replace"))
                 if n_failed >= 5:
                     break
                 world.put_right()

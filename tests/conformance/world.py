@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import socket
 import threading
 import time
@@ -250,6 +251,16 @@ class World:
                     with contextlib.suppress(OSError):
                         os.unlink(f"/dev/shm/{name}")
         assert self.before is not None
+
+    def kill(self) -> None:
+        """For planted faults: end the daemon, and the processes that were to be ended."""
+        self.client.close()
+        self.target.kill()
+        for pid, start in self.lived:
+            process = eyes.see_processes().get(pid)
+            if process is not None and process.start == start:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
 
     def renew(self) -> None:
         """Make the tree anew after a pollution that stayed."""
