@@ -120,8 +120,10 @@ loop(
     "import time\ntime.sleep(0.02)\nif os.fork():\n    os._exit(0)",
 )
 loop("not_dumpable", "import ctypes\nctypes.CDLL(None).prctl(4, 0, 0, 0, 0)")
-loop("cwd_removed", "import os\nos.makedirs('work/gone/x')\nos.chdir('work/gone/x')\n"
-     "os.rmdir('../x')")
+loop(
+    "cwd_removed",
+    "import os\nos.makedirs('work/gone/x')\nos.chdir('work/gone/x')\nos.rmdir('../x')",
+)
 loop("holds_a_deleted_file", "f = open('work/held', 'w+')\nimport os\nos.unlink('work/held')")
 loop(
     "file_locks",
@@ -288,7 +290,7 @@ python3 -m pip install --user --no-index --no-deps --break-system-packages \
     site=$(python3 -m site --user-site); mkdir -p "$site"
     python3 -m zipfile -e polluting-1.0-py3-none-any.whl "$site"; }""",
 )
-SITE = "site=$(python3 -m site --user-site); mkdir -p \"$site\"; "
+SITE = 'site=$(python3 -m site --user-site); mkdir -p "$site"; '
 sh("pth", "state", SITE + "echo 'import wave' > \"$site/evil.pth\"")
 sh("usercustomize", "state", SITE + "echo 'import wave' > \"$site/usercustomize.py\"")
 sh("sitecustomize", "file", SITE + "echo 'import wave' > \"$site/sitecustomize.py\"")
@@ -300,8 +302,11 @@ sh(
 sh("environment_files", "file", "echo A=b > home/.env; echo A=b > home/.pam_environment")
 sh("crontab", "file", "mkdir -p home/spool; echo '* * * * * evil' > home/spool/crontab")
 sh("program_on_the_path", "file", "mkdir -p home/.local/bin; cp bin/tool home/.local/bin/ls")
-sh("python_replaced", "file", "cp bin/tool bin/python3; cp bin/tool home/python; cp bin/tool python"
-   "; rm python")
+sh(
+    "python_replaced",
+    "file",
+    "cp bin/tool bin/python3; cp bin/tool home/python; cp bin/tool python; rm python",
+)
 sh("tool_replaced", "file", "printf '#!/bin/sh\\necho evil\\n' > bin/tool")
 py(
     "mmap_write",
@@ -362,11 +367,15 @@ sh("sparse", "file", "truncate -s 1G work/file; truncate -s 2G tmp/huge")
 sh(
     "hole_punched",
     "file",
-    "python3 -c 'import ctypes, os; fd = os.open(\"work/data\", os.O_RDWR);"
+    'python3 -c \'import ctypes, os; fd = os.open("work/data", os.O_RDWR);'
     " ctypes.CDLL(None).fallocate(fd, 3, ctypes.c_long(4096), ctypes.c_long(8192))'",
 )
 sh("hard_link_to_the_outside", "file", "mkdir -p outside/free; ln work/file outside/free/$$")
-sh("hard_link_from_the_outside", "file", "ln outside/file work/mine; ln -f outside/sub/a work/sub/a")
+sh(
+    "hard_link_from_the_outside",
+    "file",
+    "ln outside/file work/mine; ln -f outside/sub/a work/sub/a",
+)
 sh(
     "write_through_a_hard_link",
     "file",
@@ -384,21 +393,33 @@ sh("deleted_root", "file", "rm -rf work")
 sh("root_is_a_link", "file", "rm -rf home; ln -s outside home", is_drawn=True)
 sh("root_is_a_file", "file", "rm -rf bin; echo x > bin")
 sh("emptied_root", "file", "rm -rf work/* work/.[!.]*")
-sh("file_for_directory", "file", "rm -rf work/sub; echo x > work/sub; rm work/file; mkdir work/file")
+sh(
+    "file_for_directory",
+    "file",
+    "rm -rf work/sub; echo x > work/sub; rm work/file; mkdir work/file",
+)
 sh("mode_000_file", "file", "chmod 000 work/file work/data")
 sh("mode_000_directory", "file", "echo x > work/sub/new; chmod 000 work/sub/deep work/sub")
 sh("mode_000_root", "file", "echo x > work/new; chmod 000 work")
 sh("modes", "file", "chmod 777 work/secret work; chmod 1777 home; chmod 644 work/run work/empty")
 sh("setuid", "file", "chmod u+s work/run; cp bin/tool tmp/s; chmod 6755 tmp/s; chmod g+s work/sub")
-py("owner", "file", "import os\ntry: os.chown('work/file', 1234, 1234)\n"
-   "except OSError: os.chmod('work/file', 0o646)")
+py(
+    "owner",
+    "file",
+    "import os\ntry: os.chown('work/file', 1234, 1234)\n"
+    "except OSError: os.chmod('work/file', 0o646)",
+)
 py(
     "times_set_back",
     "file",
     "import os\ns = os.stat('work/data')\nwith open('work/data', 'r+b') as f: f.write(b'Z')\n"
     "os.utime('work/data', ns=(s.st_atime_ns, s.st_mtime_ns))",
 )
-sh("touched", "file", "touch -d 2001-02-03 work/file work/sub work; touch -h -d 2001-01-01 work/link")
+sh(
+    "touched",
+    "file",
+    "touch -d 2001-02-03 work/file work/sub work; touch -h -d 2001-01-01 work/link",
+)
 py(
     "attributes",
     "file",
@@ -458,8 +479,12 @@ py(
     is_drawn=False,
 )
 sh("much_data", "file", "head -c 64M /dev/zero > tmp/fill; head -c 8M /dev/urandom > work/data")
-sh("temporary_names_of_execd", "file", "for n in 1 2; do echo x > work/.execd-$n; done; "
-   "echo x > work/.execd-tmp-0123456789abcdef; mkdir work/.execd-d")
+sh(
+    "temporary_names_of_execd",
+    "file",
+    "for n in 1 2; do echo x > work/.execd-$n; done; "
+    "echo x > work/.execd-tmp-0123456789abcdef; mkdir work/.execd-d",
+)
 sh("truncated", "file", ": > work/file; : > work/data; echo -n x >> work/empty-file")
 sh("names_swapped", "file", "cd work; mv file x; mv run file; mv x run")
 

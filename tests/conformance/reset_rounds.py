@@ -129,6 +129,7 @@ class Rounds:
         self.world, self.seed = world, seed
         self.n_clean = self.n_named = self.n_seen = 0
         self.needs_checkpoint = True
+        world.is_patient = False
 
     def play(self, number: int) -> list[str]:
         """One round. Return the names of its pollutions. Raises AssertionError."""
@@ -144,7 +145,9 @@ class Rounds:
         try:
             for pollution in chosen:
                 if pollution.prepare is not None:
+                    world.is_patient = True  # nothing has been polluted yet
                     pollution.prepare(world)
+                    world.is_patient = False
                     renews = True
             if renews or self.needs_checkpoint:
                 world.checkpoint()
@@ -152,7 +155,7 @@ class Rounds:
             for pollution in chosen:
                 try:
                     pollution.pollute(world)
-                except (AssertionError, LookupError):
+                except (AssertionError, LookupError, OSError):
                     pass  # the pollutions before may have taken what this one needs
             for scramble in range(scrambles):
                 world.python(SCRAMBLE, f"{self.seed} {number} {scramble}")

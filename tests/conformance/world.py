@@ -36,8 +36,9 @@ ROOTS, WATCHED, OUTSIDE = ("work", "home", "tmp", "bin"), "watched", "outside"
 GOING_SECONDS = 5.0
 """How long a process that is new since the reset may look like one of user code: the zygote renames
 itself when it has started."""
-PROGRAM_SECONDS = 20.0
+PROGRAM_SECONDS = 10.0
 """How long a program of a pollution may take: it may wait for a writer to a FIFO."""
+READY_SECONDS = 2.0
 OWN_NAMES = ("xd0", "xd1")
 FILL = r"""
 import os
@@ -93,7 +94,11 @@ def exists_in_kernel(key: int, queue: str) -> list[str]:
     return found
 
 
-CALLS = {"segment": ("shmget", (0, 0)), "semaphore": ("semget", (0, 0)), "message": ("msgget", (0,))}
+CALLS = {
+    "segment": ("shmget", (0, 0)),
+    "semaphore": ("semget", (0, 0)),
+    "message": ("msgget", (0,)),
+}
 LOOK_IN_KERNEL = f"""
 import contextlib, ctypes, json, os, sys
 CALLS = {CALLS!r}
@@ -138,15 +143,14 @@ class World:
             **options,
         )
         self.is_local = self.target.pid is not None
-        self.client = httpx.Client(
-            base_url=self.target.url, timeout=READ_SECONDS, trust_env=False
-        )
+        self.client = httpx.Client(base_url=self.target.url, timeout=READ_SECONDS, trust_env=False)
         self.has_namespaces = self.target.claims_namespaces()
         self.probes: list[Callable[[], Iterable[Finding]]] = []
         self.closers: list[Callable[[], object]] = []
         self.finishers: list[Callable[[], object]] = []
         """What callers of the former episode do after the reset."""
         self.mapped = ""
+        self.is_patient = True
         self.lived: set[tuple[int, int]] = set()
         self.wardens: dict[str, int] = {}
         """The PID namespaces of the round's wardens. The kernel gives the number of a namespace to
@@ -166,7 +170,9 @@ class World:
     # Acts of user code.
 
     def run(self, *, check: bool = False, **fields: Any) -> dict[str, Any]:
-        reply = self.client.post("/v1/executions", json={"timeout_seconds": PROGRAM_SECONDS, **fields})
+        reply = self.client.post(
+            "/v1/executions", json={"timeout_seconds": PROGRAM_SECONDS, **fields}
+        )
         if check:
             assert reply.status_code in (200, 202), reply.text
             assert reply.json()["exit_code"] in (0, None), reply.text
@@ -396,9 +402,12 @@ class World:
 
 def _words_of(pid: int) -> str:
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(
-            errors="replace"
-        )[:300]
+        return (
+            Path(f"/proc/{pid}/cmdline")
+            .read_bytes()
+            .replace(b"\0", b" ")
+            .decode(errors="replace")[:300]
+        )
     return ""
 
 
@@ -479,4 +488,13 @@ def in_thread(world: World, act: Callable[[], object]) -> None:
 
 
 def wait_for(world: World, path: str) -> None:
-    wait_until(lambda: os.path.lexists(world.base / path), 20, f"{path} is there")
+    """Wait for a file that a program makes when it is ready. In random sequences a program may wait
+    for ever: for a writer to a FIFO that an earlier one has made."""
+    place = world.base / path
+    if world.is_patient:
+        wait_until(lambda: os.path.lexists(place), 20, f"{path} is there")
+        return
+    end = time.monotonic() + READY_SECONDS
+    while not os.path.lexists(place):
+        assert time.monotonic() < end, f"{path} is not there"
+        time.sleep(0.01)
