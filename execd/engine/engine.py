@@ -341,13 +341,13 @@ class Engine:
             return Submitted(joined, False)
         if submission.is_named and (earlier := self._idempotency.repeated(submission)) is not None:
             return earlier
+        if self.episodes.is_closed:
+            raise Unavailable(RESET_WORDS)
         if submission.cell is not None:
             return self._submit_cell(submission, submission.cell)
         command = self._complete(submission.command)
         if self.is_draining:
             raise Unavailable("execd is shutting down; repeat the request when execd is back")
-        if self.episodes.is_closed:
-            raise Unavailable(RESET_WORDS)
         if self.is_preparing:
             raise Unavailable(PREPARING)
         context = self._parts

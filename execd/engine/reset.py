@@ -157,6 +157,7 @@ class Resets:
                     return await work()
                 except Exception:
                     self._episodes.open()  # a fault must not leave a sandbox that serves nobody
+                    self._parts.sessions.begin_again()
                     raise
 
         def forget(task: asyncio.Task[bytes]) -> None:
@@ -241,7 +242,10 @@ class Resets:
             log.info("the sandbox was reset", extra=fields)
         else:
             log.warning("the sandbox was reset, and is not as before", extra=fields)
-        await self.steps.go_on()
+        try:
+            await self.steps.go_on()
+        except Exception:
+            log.exception("what runs from the start did not start again")
         return bytes(ended.answer)
 
     async def _finish(self, run: ResetRun) -> ResetEnded:

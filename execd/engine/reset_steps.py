@@ -92,7 +92,7 @@ class ResetSteps:
     async def go_on(self) -> None:
         """Begin what user code has from the start: after the verification, because both may write.
         The interpreter starts while the caller reads the answer."""
-        self._parts.sessions.start()
+        self._parts.sessions.begin_again()
         if self.entrypoint is not None:
             await self.entrypoint.start_again()
 
@@ -130,12 +130,12 @@ class ResetSteps:
                 wait.cancel()
         if n_inside := await parts.episodes.empty(REPLY_SECONDS, LEAVE_SECONDS):
             add("request", f"{n_inside} requests of the former episode go on")
-        for hook in self.hooks:
-            await hook()
         if not await self._shells.end_all(LEAVE_SECONDS):
             add("session", "a bash session or a terminal has not ended")
         if not await parts.files.settle(LEAVE_SECONDS):
             add("request", "a file operation of the former episode goes on")
+        for hook in self.hooks:
+            await hook()
 
     async def _halt(self, run: ResetRun) -> None:
         is_in_namespace = self._is_in_namespace

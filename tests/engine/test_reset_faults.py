@@ -14,6 +14,7 @@ import pytest
 
 from execd.engine.reset_outcome import ResetStep
 from tests.free_port import free_port
+from tests.gvisor import is_gvisor
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -48,6 +49,21 @@ async def finish_and_die(self, run):
 reset_steps.ResetSteps.take, reset.Resets._finish = take_and_die, finish_and_die
 cli.main()
 """
+LEAVE = """
+import ctypes, os
+libc = ctypes.CDLL("librt.so.1", use_errno=True)
+assert libc.shmget(0, 4096, 0o600) >= 0
+assert libc.msgget(0, 0o600) >= 0
+assert libc.semget(0, 1, 0o600) >= 0
+assert libc.mq_open(b"/execd-left", os.O_RDWR | os.O_CREAT, 0o600, None) >= 0
+open("/dev/shm/execd-left", "w").write("left")
+"""
+# In place of the machine's own, which has other users: without namespaces its traces would count.
+OWN_TRACES = (
+    *("unshare", "--ipc", "--mount", "sh", "-c"),
+    'mount -t tmpfs none /dev/shm && exec "$@"',
+    "sh",
+)
 PLACES = [f"before {step}" for step in ResetStep] + ["after verify", "after finish"]
 NEVER = "never"
 
@@ -55,7 +71,9 @@ NEVER = "never"
 class Daemons:
     """Daemons one after another, on the same directories."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, *flags: str, below: tuple[str, ...] = ()) -> None:
+        """``below``: the command that runs the daemon's."""
+        self._below = below
         self.base = folder / "base"
         self.base.mkdir()
         (self.base / "file").write_text("kept")
@@ -75,7 +93,7 @@ class Daemons:
         ]
         with open(self._folder / "log", "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", DAEMON, dies, *words], stderr=log
+                [*self._below, sys.executable, "-c", DAEMON, dies, *words], stderr=log
             )
         if is_ready:
             wait_until(self.is_ready, 60)
@@ -112,7 +130,8 @@ def make_daemons(
     made: list[Daemons] = []
 
     def make(*flags: str) -> Daemons:
-        made.append(Daemons(tmp_path, "--namespaces", request.param, *flags))
+        below = OWN_TRACES if os.geteuid() == 0 and not is_gvisor() else ()
+        made.append(Daemons(tmp_path, "--namespaces", request.param, *flags, below=below))
         return made[0]
 
     yield make
@@ -178,3 +197,47 @@ def test_a_reset_that_the_end_of_the_daemon_cuts_off_is_finished_too(
     daemons.start()
     assert daemons.reset().json()["clean"] is True
     assert "a former daemon died in a reset" not in (tmp_path / "log").read_text()
+
+
+@pytest.mark.root
+@pytest.mark.linux_only("needs a mount namespace outside of the daemon's")
+@pytest.mark.parametrize("shape", ["require", "off"])
+def test_a_disk_that_user_code_has_filled_is_emptied(tmp_path: Path, shape: str) -> None:
+    """The state dir is on the same disk: nothing can be journaled before files are removed."""
+    script = (
+        f"mount -t tmpfs -o size=4m none {tmp_path} && mkdir {tmp_path}/base && "
+        f'echo kept > {tmp_path}/base/file && exec "$@"'
+    )
+    below = (*OWN_TRACES, "unshare", "--mount", "sh", "-c", script, "sh")
+    daemons = Daemons(tmp_path, "--namespaces", shape, below=below)
+    try:
+        daemons.start()
+        free = "df --output=avail . | tail -1"
+        fill = f"head -c 3000000 /dev/zero; rm file; cat /dev/zero > fill; {free}"
+        done = daemons.post("/execute", command=fill).json()
+        assert "No space left" in done["stderr"]
+        assert done["stdout"].split()[-1] == "0"
+        reply = daemons.reset().json()
+        assert (reply["clean"], reply["files"]["removed"]) == (True, 1), reply
+        listed = daemons.post("/execute", command="ls; cat file").json()
+        assert listed["stdout"] == "file\nkept\n"
+        assert daemons.reset().json() == reply
+    finally:
+        daemons.kill()
+
+
+def test_what_programs_leave_in_the_kernel_goes_with_the_warden_or_is_named(
+    make_daemons: Callable[..., Daemons],
+) -> None:
+    daemons = make_daemons()
+    daemons.start()
+    left = daemons.post("/v1/executions", argv=[sys.executable, "-c", LEAVE]).json()
+    assert left["exit_code"] == 0, left
+    reply = daemons.reset().json()
+    found = [str(item) for item in reply["differences"]["items"]]
+    if reply["scope"]["processes"] == "namespace":
+        assert (reply["clean"], found) == (True, [])
+        return
+    assert not reply["clean"]
+    for word in ("shared memory", "message queue", "semaphore", "POSIX", "/dev/shm/execd-left"):
+        assert any(word in line for line in found), (word, found)

@@ -169,8 +169,12 @@ class Sessions(SessionTable):
         restarts, self.zygote = self.zygote.restarts, Zygote(self._context, self._turns)
         self.zygote.restarts = restarts
         self._former_generations.clear()
-        self._is_draining = False
         return not pending and not self._tasks
+
+    def begin_again(self) -> None:
+        """Take sessions again, after ``drain`` and ``end_episode``."""
+        self._is_draining = False
+        self.start()
 
     @property
     def refusal(self) -> Refusal | None:

@@ -19,6 +19,7 @@ CLOSED_SETS: dict[tuple[str, str], set[str]] = {
     ("execd_executions_total", "exit_reason"): {*ExitReason},
     ("execd_live_executions", "state"): {State.QUEUED, State.RUNNING},
     ("execd_output_bytes_total", "stream"): {*STREAMS},
+    ("execd_resets_total", "clean"): {"true", "false"},
     ("execd_sessions", "state"): {*SessionState},
     ("execd_cells_total", "status"): {*get_args(CellStatus)},
     ("execd_error_replies_total", "error_code"): {*get_args(ReplyCode)},

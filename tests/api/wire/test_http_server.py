@@ -15,8 +15,10 @@ import pytest
 from aiohttp import web
 
 from execd.api.wire.http_server import LATE_SECONDS, READING_SECONDS, HttpServer
+from execd.engine.episodes import Episodes
 from execd.engine.metrics.counters import Counters
 from execd.engine.restores import Readings, Restores
+from execd.engine.store.journal import EpisodeRecorded
 from execd.model import ExitReason
 from tests.api.conftest import JSON, LIMITS, request_bytes, wait_until
 from tests.api.v1.test_executions import open_gate
@@ -243,6 +245,7 @@ async def test_late_loop_reads_what_its_peers_sent_before_it_judges_them(
         limits=LIMITS,
         counters=Counters(),
         restores=restores,
+        episodes=Episodes(EpisodeRecorded("a", 1)),
         stall_seconds=60.0,
         runs=lambda _method, _canonical: False,
         options=options,

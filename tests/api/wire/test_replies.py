@@ -34,6 +34,7 @@ async def test_a_usual_reply_has_the_fields_that_aiohttp_writes_in_the_same_orde
         ("Server", SERVER),
         ("X-Request-ID", "same"),
         ("X-Execd-Instance", wire.engine.restores.instance_id),
+        ("X-Execd-Episode", wire.engine.episodes.current),
     ]
     assert ("Connection", "close") in fields(last)
     assert [field for field in fields(last) if field[0] != "Connection"] == fields(usual)
@@ -78,7 +79,8 @@ async def run(wire: Wire, **headers: str) -> Answer:
 async def test_a_reply_that_was_sent_at_once_has_the_fields_of_any_other(wire: Wire) -> None:
     sent, last = await run(wire), await run(wire, Connection="close")
     assert [name for name, _ in fields(sent)] == [
-        *["Content-Type", "Content-Length", "Server", "X-Request-ID", "X-Execd-Instance"]
+        *["Content-Type", "Content-Length", "Server", "X-Request-ID", "X-Execd-Instance"],
+        "X-Execd-Episode",
     ]
     assert ("Connection", "close") in fields(last)
     assert (sent.http_status, sent.json().keys()) == (last.http_status, last.json().keys())
