@@ -50,7 +50,7 @@ LAYERS = {
     "files": Layer("errors model own_tree", "msgspec"),
     "files.archive": Layer("errors model files", "msgspec"),
     "files.watch": Layer("errors files", "msgspec"),
-    "files.checkpoints": Layer("errors model files", "msgspec"),
+    "files.checkpoints": Layer("errors model files files.archive", "msgspec"),
     "engine.store": Layer("errors model proc files", "msgspec"),
     "engine.output": Layer("errors model engine.store", "msgspec"),
     "engine.files": Layer("errors model proc files files.archive files.watch", "msgspec"),

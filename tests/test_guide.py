@@ -1,5 +1,6 @@
-"""The blocks of docs/guide.md and docs/client.md run, and print what their comments say. The
-commands of docs/tutorial.md and docs/client.md run in one shell, and print what the page shows."""
+"""The blocks of docs/guide.md, docs/client.md and docs/reuse.md run, and print what their comments
+say. The commands of docs/tutorial.md and docs/client.md run in one shell, and print what the page
+shows."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def url(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.third_party
-@pytest.mark.parametrize(("page", "least"), [("guide.md", 10), ("client.md", 6)])
+@pytest.mark.parametrize(("page", "least"), [("guide.md", 10), ("client.md", 6), ("reuse.md", 4)])
 def test_blocks_of_a_page_print_what_their_comments_say(
     url: str, page: str, least: int, tmp_path: Path
 ) -> None:

@@ -218,6 +218,9 @@ CALLERS = (
     ),
     "execd.files.archive.tree.MAX_NAMES_BYTES",
     "execd.files.archive.tree.MAX_STEPS",
+    "execd.files.checkpoints.patch.MAX_TEXT_BYTES",
+    "execd.files.checkpoints.patch.MAX_TEXT_LINES",
+    "execd.files.checkpoints.patch.MAX_BINARY_BYTES",
     Limit("upload", "{flag max_upload_bytes}", "none", "{status PAYLOAD_TOO_LARGE}"),
     Limit(
         "size of an unpacked archive",

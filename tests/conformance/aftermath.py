@@ -64,6 +64,8 @@ def baseline(target: Target) -> Counter[str]:
         # Parts that are made at the first use belong to the baseline.
         client.post("/execute", json={"command": "true"}).raise_for_status()
         client.post("/v1/code", json={"code": "1"}).raise_for_status()
+        client.post("/v1/checkpoints", json={"id": "baseline"}).raise_for_status()
+        client.delete("/v1/checkpoints/baseline").raise_for_status()
     no_process_is_left(target, START_SECONDS)
     no_connection_is_left(target)
     return descriptors(target)

@@ -37,10 +37,14 @@ attach_terminal; signal_execution; kill_execution; delete_execution
 create_session; stream_session; run_cell; get_session; list_sessions; list_variables; complete_code
 fork_session; interrupt_session; run_cell, with a question; give_session_input; restart_session
 delete_session; run_code
+write_file, before a checkpoint; create_checkpoint; create_checkpoint, refused; list_checkpoints
+get_checkpoint; write_file, after a checkpoint; get_changes; get_changes, as a patch
+restore_checkpoint
 check_root; check_liveness; check_readiness; check_health; get_metadata; get_capabilities
 get_stats; report_restore; get_metrics; get_openapi; get_docs; get_docs_with_slash
 get_docs_settings
-get_docs_styles; get_docs_viewer; delete_base_dir
+get_docs_styles; get_docs_viewer
+reset_sandbox, refused; reset_sandbox; delete_checkpoint; delete_base_dir
 """
 """The operations and the names of their examples, in the order of a visit to a fresh daemon."""
 EXAMPLES = [

@@ -146,7 +146,7 @@ REPLY_HEADERS: dict[str, tuple[tuple[int, ...], str]] = {
     "ETag": ((200, 204, 206, 304), "The entity tag of the content."),
     "Idempotent-Replayed": ((200, 202), "`true`: the reply of an earlier request."),
     "Last-Modified": ((200, 206, 304), "The date of the last change, in whole seconds."),
-    "Location": ((200, 201, 202), "The path of the execution or the session."),
+    "Location": ((200, 201, 202), "The path of the execution, the session or the checkpoint."),
     "Repr-Digest": ((200, 206), "`sha-256=:BASE64:` of the whole file, if asked for."),
     "Retry-After": ((429, 503), "How many seconds to wait before the next try."),
     "WWW-Authenticate": ((401,), '`Bearer realm="execd"`.'),

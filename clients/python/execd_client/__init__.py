@@ -18,6 +18,7 @@ from execd_client.errors import (
     Conflict,
     ConnectionLost,
     DeadlineExceeded,
+    EpisodeEnded,
     ExecdError,
     ExpectationFailed,
     Gone,
@@ -64,7 +65,7 @@ __all__ = [
     "Result", "CellResult", "Bundle", "Event",
     # errors of the client
     "ExecdError", "Unreachable", "ConnectionLost", "DeadlineExceeded", "TransferFailed",
-    "CommandFailed", "CellFailed",
+    "EpisodeEnded", "CommandFailed", "CellFailed",
     # errors of execd
     "ApiError", "InvalidArgument", "Unauthenticated", "PermissionDenied", "NotFound",
     "MethodNotAllowed", "RequestTimeout", "Conflict", "SessionBusy", "Gone", "PreconditionFailed",

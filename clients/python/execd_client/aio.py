@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self, cast
 
 import httpx
 
-from execd_client import cells, directories, executions, models, transfers
+from execd_client import cells, checkpointing, directories, executions, models, transfers
 from execd_client.address import parse_address
 from execd_client.calls import RETRY_SECONDS, Patience, call, decoded
 from execd_client.drive_async import AsyncDriver
 from execd_client.drive_common import client_options
 from execd_client.effects import Request
-from execd_client.options import RunOptions, StreamOptions, cell_body, run_body, session_body
+from execd_client.options import (
+    RunOptions,
+    StreamOptions,
+    cell_body,
+    new_id,
+    run_body,
+    session_body,
+)
 from execd_client.target import AsyncFixedTarget, AsyncSandboxTarget, tls_of
 from execd_client.terminal_async import AsyncTerminal
 from execd_client.watching import follow_changes
@@ -131,6 +139,57 @@ class AsyncExecd:
     async def list(self, state: str | None = None) -> list[models.ExecutionItem]:
         return await self._driver.run(executions.list_all(state, self._patience()))
 
+    # --- checkpoints
+
+    async def checkpoint(
+        self,
+        checkpoint_id: str | None = None,
+        *,
+        roots: Sequence[str] | None = None,
+        watched: Sequence[str] | None = None,
+        exclude: Sequence[str] | None = None,
+    ) -> models.CheckpointReply:
+        body = {
+            "id": checkpoint_id or new_id("checkpoint"),
+            "roots": roots,
+            "watched": watched,
+            "exclude": exclude,
+        }
+        return await self._driver.run(checkpointing.create(body, self._patience()))
+
+    async def checkpoints(self) -> Sequence[models.CheckpointReply]:
+        return await self._driver.run(checkpointing.list_all(self._patience()))
+
+    async def delete_checkpoint(self, checkpoint_id: str) -> None:
+        await self._driver.run(checkpointing.delete(checkpoint_id, self._patience()))
+
+    async def changes(
+        self, checkpoint_id: str = checkpointing.START, path: str | None = None
+    ) -> Sequence[models.ChangeItem]:
+        plan = checkpointing.changes(checkpoint_id, path, self._patience())
+        return await self._driver.run(plan)
+
+    async def patch(
+        self, checkpoint_id: str = checkpointing.START, path: str | None = None
+    ) -> bytes:
+        plan = checkpointing.exported(checkpoint_id, "patch", path, self._patience())
+        return await self._driver.run(plan)
+
+    async def restore(self, checkpoint_id: str = checkpointing.START) -> models.RestoreReply:
+        return await self._driver.run(checkpointing.restore(checkpoint_id, self._patience()))
+
+    async def reset(
+        self,
+        checkpoint_id: str | None = None,
+        *,
+        verify: str | None = None,
+        keep_records: bool | None = None,
+    ) -> models.ResetReply:
+        body = {"checkpoint": checkpoint_id, "verify": verify, "keep_records": keep_records}
+        outcome = await self._driver.run(checkpointing.reset(body, self._patience()))
+        self._driver.episode.id = outcome.episode
+        return outcome
+
     # --- the sandbox
 
     async def capabilities(self) -> models.CapabilitiesReply:
@@ -183,6 +242,7 @@ class AsyncHandle:
 
     async def terminal(self, offset: int = 0) -> AsyncTerminal:
         address = await self._driver.target.resolve()
+        address = replace(address, headers=self._driver.episode.headers_of(address))
         uds, verify = self._execd._uds, self._execd._verify
         return await AsyncTerminal.open(address, uds, verify, self.id, offset)
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self, cast
 
 import httpx
 
-from execd_client import cells, directories, executions, models, transfers
+from execd_client import cells, checkpointing, directories, executions, models, transfers
 from execd_client.address import parse_address
 from execd_client.calls import RETRY_SECONDS, Patience, call, decoded
 from execd_client.drive_blocking import Driver
 from execd_client.drive_common import client_options
 from execd_client.effects import Request
-from execd_client.options import RunOptions, StreamOptions, cell_body, run_body, session_body
+from execd_client.options import (
+    RunOptions,
+    StreamOptions,
+    cell_body,
+    new_id,
+    run_body,
+    session_body,
+)
 from execd_client.target import FixedTarget, SandboxTarget, tls_of
 from execd_client.terminal_blocking import Terminal
 from execd_client.watching import follow_changes
@@ -186,6 +194,100 @@ class Execd:
         """
         return self._driver.run(executions.list_all(state, self._patience()))
 
+    # --- checkpoints
+
+    def checkpoint(
+        self,
+        checkpoint_id: str | None = None,
+        *,
+        roots: Sequence[str] | None = None,
+        watched: Sequence[str] | None = None,
+        exclude: Sequence[str] | None = None,
+    ) -> models.CheckpointReply:
+        """Remember directories: of ``roots`` (by itself the base dir) the content, of ``watched``
+        only what tells that something has changed. ``exclude`` has patterns of paths below the
+        roots. Raises Conflict if the id is taken.
+
+        Example:
+            made = sandbox.checkpoint("before", roots=["project"], exclude=["**/.cache"])
+        """
+        body = {
+            "id": checkpoint_id or new_id("checkpoint"),
+            "roots": roots,
+            "watched": watched,
+            "exclude": exclude,
+        }
+        return self._driver.run(checkpointing.create(body, self._patience()))
+
+    def checkpoints(self) -> Sequence[models.CheckpointReply]:
+        """All checkpoints.
+
+        Example:
+            print([found.id for found in sandbox.checkpoints()])
+        """
+        return self._driver.run(checkpointing.list_all(self._patience()))
+
+    def delete_checkpoint(self, checkpoint_id: str) -> None:
+        """Forget a checkpoint. A checkpoint that is gone is no error; ``start`` is a Conflict.
+
+        Example:
+            sandbox.delete_checkpoint("before")
+        """
+        self._driver.run(checkpointing.delete(checkpoint_id, self._patience()))
+
+    def changes(
+        self, checkpoint_id: str = checkpointing.START, path: str | None = None
+    ) -> Sequence[models.ChangeItem]:
+        """What has changed since a checkpoint: created, modified, deleted, or of another type or
+        mode. ``path`` restricts to a file or a directory.
+
+        Example:
+            for found in sandbox.changes("before"):
+                print(found.change, found.path)
+        """
+        plan = checkpointing.changes(checkpoint_id, path, self._patience())
+        return self._driver.run(plan)
+
+    def patch(self, checkpoint_id: str = checkpointing.START, path: str | None = None) -> bytes:
+        """The changes since a checkpoint for ``git apply``. Comment lines at the beginning name
+        what a patch cannot have, for example large binary files.
+
+        Example:
+            Path("work.patch").write_bytes(sandbox.patch("before"))
+        """
+        plan = checkpointing.exported(checkpoint_id, "patch", path, self._patience())
+        return self._driver.run(plan)
+
+    def restore(self, checkpoint_id: str = checkpointing.START) -> models.RestoreReply:
+        """Make the files of a checkpoint as they were. Programs go on.
+
+        Example:
+            print(sandbox.restore("before").restored)
+        """
+        return self._driver.run(checkpointing.restore(checkpoint_id, self._patience()))
+
+    def reset(
+        self,
+        checkpoint_id: str | None = None,
+        *,
+        verify: str | None = None,
+        keep_records: bool | None = None,
+    ) -> models.ResetReply:
+        """End all programs and sessions, make the files of a checkpoint (by itself ``start``) as
+        they were, and verify that the sandbox is as it was: ``clean`` says so, and ``differences``
+        names what is not. A new episode begins, to which this client then belongs; other clients
+        get EpisodeEnded.
+
+        Example:
+            outcome = sandbox.reset()
+            if not outcome.clean:
+                print(outcome.differences.items)
+        """
+        body = {"checkpoint": checkpoint_id, "verify": verify, "keep_records": keep_records}
+        outcome = self._driver.run(checkpointing.reset(body, self._patience()))
+        self._driver.episode.id = outcome.episode
+        return outcome
+
     # --- the sandbox
 
     def capabilities(self) -> models.CapabilitiesReply:
@@ -300,6 +402,7 @@ class Handle:
                 print(terminal.read())
         """
         address = self._driver.target.resolve()
+        address = replace(address, headers=self._driver.episode.headers_of(address))
         uds, verify = self._execd._uds, self._execd._verify
         return Terminal.open(address, uds, verify, self.id, offset)
 

@@ -8,7 +8,7 @@ import httpx
 from httpx_sse import EventSource
 
 from execd_client import effects
-from execd_client.drive_common import body_of, cut_of, reply_of, timeouts
+from execd_client.drive_common import Episode, body_of, cut_of, reply_of, timeouts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -26,6 +26,7 @@ class AsyncDriver:
     def __init__(self, target: AsyncTarget, client: httpx.AsyncClient) -> None:
         self.target = target
         self._client = client
+        self.episode = Episode()
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -113,11 +114,13 @@ class _Work:
         built = self._client.build_request(
             request.method,
             address.url_of(request.path),
-            headers={**address.headers, **request.headers},
+            headers={**self._driver.episode.headers_of(address), **request.headers},
             content=_body(request),
             timeout=timeouts(request),
         )
-        return await self._client.send(built, stream=stream)
+        response = await self._client.send(built, stream=stream)
+        self._driver.episode.learn(response.headers)
+        return response
 
     async def _open(self, request: effects.Request) -> effects.Opened | effects.Reply:
         response = await self._send(request, stream=True)

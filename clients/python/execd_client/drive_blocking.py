@@ -12,7 +12,7 @@ import httpx
 from httpx_sse import EventSource
 
 from execd_client import effects
-from execd_client.drive_common import body_of, cut_of, reply_of, timeouts
+from execd_client.drive_common import Episode, body_of, cut_of, reply_of, timeouts
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -30,6 +30,7 @@ class Driver:
     def __init__(self, target: Target, client: httpx.Client) -> None:
         self.target = target
         self._client = client
+        self.episode = Episode()
 
     def close(self) -> None:
         self._client.close()
@@ -116,11 +117,13 @@ class _Work:
         built = self._client.build_request(
             request.method,
             address.url_of(request.path),
-            headers={**address.headers, **request.headers},
+            headers={**self._driver.episode.headers_of(address), **request.headers},
             content=_body(request),
             timeout=timeouts(request),
         )
-        return self._client.send(built, stream=stream)
+        response = self._client.send(built, stream=stream)
+        self._driver.episode.learn(response.headers)
+        return response
 
     def _open(self, request: effects.Request) -> effects.Opened | effects.Reply:
         response = self._send(request, stream=True)

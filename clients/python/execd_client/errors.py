@@ -189,6 +189,13 @@ class TransferFailed(ExecdError):
     """The bytes of a file changed during the transfer, or their digest is not the announced one."""
 
 
+class EpisodeEnded(ExecdError):
+    """The sandbox was reset since this client's first reply, and the request has not run: make a
+    new client for the new episode."""
+
+    code = "CONFLICT"
+
+
 class CommandFailed(ExecdError):
     """``Result.check()``: the exit code of the command is not 0."""
 
@@ -224,20 +231,33 @@ BY_HTTP_STATUS: dict[int, type[ApiError]] = {
 """For replies to HEAD, which have no body."""
 
 
-def error_of(http_status: int, headers: Mapping[str, str], body: bytes) -> ApiError:
-    """The error of a reply. A reply that is not execd's, for example a router's page, becomes an
-    ``ApiError`` with the status and the beginning of the text."""
+EPISODE, EXPECTED_EPISODE = "x-execd-episode", "x-execd-expect-episode"
+
+
+def error_of(
+    http_status: int, headers: Mapping[str, str], body: bytes, expected_episode: str | None = None
+) -> ExecdError:
+    """The error of a reply to a request with this ``X-Execd-Expect-Episode``. A reply that is not
+    execd's, for example a router's page, becomes an ``ApiError`` with the status and the beginning
+    of the text."""
     code, message, details = "", "", None
-    by_default = ApiError if body else BY_HTTP_STATUS.get(http_status, ApiError)
+    by_default: type[ExecdError] = ApiError if body else BY_HTTP_STATUS.get(http_status, ApiError)
     try:
         said = msgspec.json.decode(body)
         code, details = str(said.get("code", "")), said.get("details")
         message = str(said["message"])
     except (msgspec.DecodeError, AttributeError, KeyError):
         message = f"HTTP status {http_status} {body[:200].decode('utf-8', 'replace')}".strip()
-    return BY_CODE.get(code, by_default)(
+    details = details if isinstance(details, dict) else {}
+    kind = BY_CODE.get(code, by_default)
+    is_marked = str(details.get("field")).lower() == EXPECTED_EPISODE
+    if http_status == 409 and (
+        is_marked or (expected_episode and headers.get(EPISODE, "") not in ("", expected_episode))
+    ):
+        kind = EpisodeEnded
+    return kind(
         message,
-        details=details if isinstance(details, dict) else None,
+        details=details,
         http_status=http_status,
         request_id=headers.get("x-request-id"),
         retry_after_seconds=retry_after_seconds(headers),

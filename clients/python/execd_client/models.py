@@ -19,6 +19,27 @@ class CellErrorReply(Struct, frozen=True, kw_only=True):
     traceback: list[str]
 
 
+class ChangeItem(Struct, frozen=True, kw_only=True):
+    path: str
+    change: str
+    type: str
+    size_bytes: int | None
+    was_size_bytes: int | None
+    path_percent_encoded: str | None = None
+
+
+class ChangesReply(Struct, frozen=True, kw_only=True):
+    items: list[ChangeItem]
+    next_cursor: str | None
+
+
+class CheckpointRootReply(Struct, frozen=True, kw_only=True):
+    path: str
+    files: int
+    bytes: int
+    path_percent_encoded: str | None = None
+
+
 class CommandCapabilities(Struct, frozen=True, kw_only=True):
     shell: bool
     cpus: float
@@ -61,6 +82,13 @@ class DisplaysTruncation(Struct, frozen=True, kw_only=True):
     omitted_bytes: int
 
 
+class EndedCounts(Struct, frozen=True, kw_only=True):
+    executions: int
+    sessions: int
+    shells: int
+    processes: int
+
+
 class EntryReply(Struct, frozen=True, kw_only=True):
     name: str
     size: int
@@ -85,6 +113,12 @@ class ExecutionStats(Struct, frozen=True, kw_only=True):
 
 
 ExitReason: TypeAlias = Annotated[str, Meta(title="ExitReason")]
+
+
+class FailedItem(Struct, frozen=True, kw_only=True):
+    path: str
+    message: str
+    path_percent_encoded: str | None = None
 
 
 class FileChange(Struct, frozen=True, kw_only=True):
@@ -166,6 +200,43 @@ class RefusalReply(Struct, frozen=True, kw_only=True):
     message: str
 
 
+class ResetDifference(Struct, frozen=True, kw_only=True):
+    kind: str
+    message: str
+    path: str | None = None
+    pid: int | None = None
+    port: int | None = None
+
+
+class ResetDifferences(Struct, frozen=True, kw_only=True):
+    items: list[ResetDifference]
+    total: int
+
+
+class ResetFiles(Struct, frozen=True, kw_only=True):
+    restored: int
+    removed: int
+    unchanged: int
+
+
+class ResetScope(Struct, frozen=True, kw_only=True):
+    processes: str
+    checkpoint: str
+    roots: list[str]
+    watched: list[str]
+
+
+ResetStep: TypeAlias = Annotated[str, Meta(title="ResetStep")]
+
+
+class RestoreReply(Struct, frozen=True, kw_only=True):
+    restored: int
+    removed: int
+    unchanged: int
+    failed: list[FailedItem]
+    duration_seconds: float
+
+
 class SearchItem(Struct, frozen=True, kw_only=True):
     path: str
     type: str
@@ -206,6 +277,11 @@ class SessionStats(Struct, frozen=True, kw_only=True):
 
 
 State: TypeAlias = Annotated[str, Meta(title="State")]
+
+
+class StepDuration(Struct, frozen=True, kw_only=True):
+    name: ResetStep
+    duration_seconds: float
 
 
 class StreamTruncation(Struct, frozen=True, kw_only=True):
@@ -273,6 +349,20 @@ class BackgroundTruncation(Struct, frozen=True, kw_only=True):
     stderr: OmittedOutput | None = None
 
 
+class CheckpointReply(Struct, frozen=True, kw_only=True):
+    id: str
+    created_at: str
+    roots: list[CheckpointRootReply]
+    watched: list[CheckpointRootReply]
+    exclude: list[str]
+    bytes: int
+    duration_seconds: float
+
+
+class CheckpointsReply(Struct, frozen=True, kw_only=True):
+    items: list[CheckpointReply]
+
+
 class DiskCapabilities(Struct, frozen=True, kw_only=True):
     base_dir: VolumeCapabilities
     tmp_dir: VolumeCapabilities
@@ -328,6 +418,17 @@ class ExecutionTruncation(Struct, frozen=True, kw_only=True):
 class ExecutionsReply(Struct, frozen=True, kw_only=True):
     items: list[ExecutionItem]
     next_cursor: str | None
+
+
+class ResetReply(Struct, frozen=True, kw_only=True):
+    clean: bool
+    episode: str
+    verified_by: str
+    ended: EndedCounts
+    files: ResetFiles
+    differences: ResetDifferences
+    scope: ResetScope
+    steps: list[StepDuration]
 
 
 class SearchReply(Struct, frozen=True, kw_only=True):

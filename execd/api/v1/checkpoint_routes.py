@@ -4,6 +4,7 @@
     GET    /v1/checkpoints, /v1/checkpoints/{id}
     DELETE /v1/checkpoints/{id}
     GET    /v1/checkpoints/{id}/changes?path=&limit=&cursor=
+    GET    /v1/checkpoints/{id}/changes?format=patch|tar|tar.gz&path=
     POST   /v1/checkpoints/{id}/restore
 
 Paths of requests are as user code sees them: absolute, or relative to the base dir. Paths of
@@ -15,7 +16,7 @@ from __future__ import annotations
 import base64
 import binascii
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 from aiohttp import web
@@ -25,11 +26,14 @@ from execd.api.v1.execution_reply import rfc3339
 from execd.api.v1.execution_request import ID_RULE
 from execd.api.v1.file_reply import PercentEncodedPath, percent_encoded
 from execd.api.wire.body import read_body
+from execd.api.wire.downloads import content_disposition
 from execd.api.wire.fields import NoQuery, parse_json, parse_query
 from execd.api.wire.keys import ENGINE
 from execd.api.wire.replies import json_reply, replace_surrogates
 from execd.api.wire.route import RouteTable
+from execd.api.wire.streams import abort_when_stalled
 from execd.api.wire.targets import query_of
+from execd.engine.exports import ExportFormat, export
 from execd.errors import Conflict, InvalidArgument, NoSpace, NotFound, PayloadTooLarge
 from execd.model import EntryChange, EntryType  # noqa: TC001  # msgspec reads the annotations
 
@@ -38,6 +42,11 @@ if TYPE_CHECKING:
 
 ROUTE = "/v1/checkpoints"
 ROUTES = RouteTable(query=NoQuery, errors=(NotFound, Conflict))
+EXPORT_TYPES: dict[ExportFormat, str] = {
+    "patch": "text/x-patch",
+    "tar": "application/x-tar",
+    "tar.gz": "application/gzip",
+}
 DEFAULT_PAGE, MAX_PAGE = 1000, 10_000
 MAX_ROOTS, MAX_PATTERNS = 64, 256
 
@@ -67,6 +76,11 @@ class ChangesQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The most changes in the reply."""
     cursor: str | None = None
     """The `next_cursor` of the page before. Absent: the first page."""
+    format: Literal["json", "patch", "tar", "tar.gz"] = "json"
+    """`json`: the list, in pages. `patch`: a patch for `git apply`; comment lines before the first
+    diff name what the patch cannot have. `tar`, `tar.gz`: the new content; the first member,
+    `.execd-deleted`, has the names of what is gone, each with a zero byte at its end. Names begin
+    below the root of the checkpoint; with several roots, below `/`."""
 
 
 class CheckpointRootReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,18 +222,43 @@ async def delete_checkpoint(request: web.Request) -> web.Response:
     "GET",
     ROUTE + "/{id}/changes",
     query=ChangesQuery,
-    replies={200: (ChangesReply,)},
+    replies={200: (ChangesReply, *EXPORT_TYPES.values())},
+    reply_headers=("Content-Disposition",),
     errors=(NotFound, Conflict, PayloadTooLarge),
 )
 async def get_changes(request: web.Request) -> web.StreamResponse:
     """What has changed since a checkpoint."""
     query = parse_query(query_of(request.raw_path), ChangesQuery)
     checkpoints, checkpoint_id = _checkpoints(request), request.match_info["id"]
+    if query.format != "json":
+        if query.cursor is not None:
+            raise InvalidArgument("cursor: only the format json has pages", field="cursor")
+        return await _send_export(request, query.format, query.path)
     after = None if query.cursor is None else decode_cursor(query.cursor)
     changes = await checkpoints.changes(checkpoint_id, query.path)
     # ten thousand changes take a while
     body = await checkpoints.run(lambda: msgspec.json.encode(_page(changes, after, query.limit)))
     return web.Response(body=body, content_type="application/json")
+
+
+async def _send_export(
+    request: web.Request, kind: ExportFormat, path: str | None
+) -> web.StreamResponse:
+    checkpoint_id = request.match_info["id"]
+    async with await export(_checkpoints(request), checkpoint_id, kind, path) as exported:
+        # Before the first header: an error in the first read can still be a proper reply.
+        data = await exported.read() if request.method == "GET" else b""
+        response = web.StreamResponse(
+            headers={"Content-Disposition": content_disposition(f"{checkpoint_id}.{kind}")}
+        )
+        response.content_type = EXPORT_TYPES[kind]
+        await response.prepare(request)
+        with abort_when_stalled(request):
+            while data:
+                await response.write(data)
+                data = await exported.read()
+            await response.write_eof()
+    return response
 
 
 @ROUTES.add("POST", ROUTE + "/{id}/restore", replies={200: (RestoreReply,)})

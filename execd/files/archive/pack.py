@@ -34,7 +34,7 @@ _READ_AT_ONCE_BYTES = 256 * 1024
 _SMALLEST_CHUNK_BYTES = 256 * 1024
 
 
-class _Item:
+class Item:
     """An entry to pack. The code that makes the item closes the descriptor of a regular file."""
 
     def __init__(
@@ -83,13 +83,13 @@ class Packing:
         """Entries packed so far into a zip, which are all in memory; 0 for a tar."""
         self._max_zip_entries = max_zip_entries
         self._items = _items(resolved, path, skips_unreadable)
-        pack_items = {"tar": _tar, "tar.gz": _tar_gz, "zip": self._zip}[kind]
+        pack_items = {"tar": tar, "tar.gz": tar_gz, "zip": self._zip}[kind]
         self._pieces = pack_items(self._items)
 
-    def _zip(self, items: Iterator[_Item]) -> Generator[bytes, None, None]:
+    def _zip(self, items: Iterator[Item]) -> Generator[bytes, None, None]:
         return _zip(self._counted(items))
 
-    def _counted(self, items: Iterator[_Item]) -> Iterator[_Item]:
+    def _counted(self, items: Iterator[Item]) -> Iterator[Item]:
         for item in items:
             self.n_zip_entries += 1
             if self.n_zip_entries > self._max_zip_entries:
@@ -102,14 +102,8 @@ class Packing:
     def read(self) -> bytes:
         """Return the next bytes, empty at the end. Raises Conflict, PermissionDenied: then the
         archive is not complete."""
-        pieces: list[bytes] = []
-        n_bytes = 0
         try:
-            for piece in self._pieces:
-                pieces.append(piece)
-                n_bytes += len(piece)
-                if n_bytes >= _SMALLEST_CHUNK_BYTES:
-                    break
+            return next_chunk(self._pieces)
         except TreeChanged:
             raise Conflict(
                 f"{self._path!r}: a directory was moved while it was being packed; repeat the "
@@ -117,13 +111,24 @@ class Packing:
             ) from None
         except OSError as error:
             raise blame(error, repr(self._path)) from error
-        return b"".join(pieces)
 
     def close(self) -> None:
         """Idempotent."""
         self._pieces.close()
         self._items.close()
         self._resolved.close()
+
+
+def next_chunk(pieces: Iterator[bytes]) -> bytes:
+    """Join small pieces to a chunk that is worth a trip to a thread; empty at the end."""
+    joined: list[bytes] = []
+    n_bytes = 0
+    for piece in pieces:
+        joined.append(piece)
+        n_bytes += len(piece)
+        if n_bytes >= _SMALLEST_CHUNK_BYTES:
+            break
+    return b"".join(joined)
 
 
 @retrying
@@ -154,11 +159,11 @@ def pack(
 
 def _items(
     resolved: ResolvedPath, path: str, skips_unreadable: bool
-) -> Generator[_Item, None, None]:
+) -> Generator[Item, None, None]:
     if resolved.names:
         fd = reopen(resolved.leaf, os.O_RDONLY)
         try:
-            yield _Item(resolved.names[0], os.fstat(fd), fd)
+            yield Item(resolved.names[0], os.fstat(fd), fd)
         finally:
             os.close(fd)
         return
@@ -170,15 +175,15 @@ def _items(
         assert visit.info is not None
         try:
             if visit.step is Step.ENTER:
-                yield _Item(visit.path, visit.info)
+                yield Item(visit.path, visit.info)
             elif stat.S_ISLNK(visit.info.st_mode):
-                yield _Item(
+                yield Item(
                     visit.path, visit.info, target=os.readlink(visit.name, dir_fd=visit.directory)
                 )
             elif stat.S_ISREG(visit.info.st_mode):
                 fd, info = visit.open_file()
                 try:
-                    yield _Item(visit.path, info, fd)
+                    yield Item(visit.path, info, fd)
                 finally:
                     os.close(fd)
         except (FileNotFoundError, TreeChanged):
@@ -188,7 +193,7 @@ def _items(
                 raise blame_below(error, path, visit.path) from error
 
 
-def _tar(items: Iterator[_Item]) -> Generator[bytes, None, None]:
+def tar(items: Iterator[Item]) -> Generator[bytes, None, None]:
     for item in items:
         header = tarfile.TarInfo(decode(item.name))
         header.mode = stat.S_IMODE(item.info.st_mode)
@@ -201,15 +206,15 @@ def _tar(items: Iterator[_Item]) -> Generator[bytes, None, None]:
         else:
             header.size = item.info.st_size
         yield header.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
-        if item.fd >= 0:
+        if header.size:
             yield from item.content()
             yield bytes(-header.size % tarfile.BLOCKSIZE)
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 
-def _tar_gz(items: Iterator[_Item]) -> Generator[bytes, None, None]:
+def tar_gz(items: Iterator[Item]) -> Generator[bytes, None, None]:
     deflate = zlib.compressobj(wbits=31)
-    for piece in _tar(items):
+    for piece in tar(items):
         yield deflate.compress(piece)
     yield deflate.flush()
 
@@ -249,7 +254,7 @@ class _ZipName(str):
             return raw
 
 
-def _zip(items: Iterator[_Item]) -> Generator[bytes, None, None]:
+def _zip(items: Iterator[Item]) -> Generator[bytes, None, None]:
     sink = _Sink()
     # zipfile calls only the methods that _Sink has.
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:  # type: ignore[call-overload]

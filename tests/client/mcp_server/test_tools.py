@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TOOLS = {
     *("run_command", "run_python", "start_job", "list_jobs", "wait_job", "read_job", "kill_job"),
-    *("read_file", "write_file", "list_files", "search_files"),
+    *("read_file", "write_file", "list_files", "search_files", "changes", "reset"),
 }
 PLOT = "import matplotlib.pyplot as plt\nplt.plot([1, 2]);"
 JOB_ID = re.compile(r"job_id='([^']+)'")
@@ -70,6 +70,26 @@ async def test_files_are_written_read_listed_and_found(connect: Connect) -> None
         assert found == "a.py\nsub/b.py"
         found = await call(client, "search_files", path="tools-tree", text="t.o|na")
         assert sorted(found.splitlines()) == ["a.py:2:two = 2", "sub/b.py:1:naïve"]
+
+
+async def test_changes_since_a_checkpoint_are_listed_and_shown(
+    tools: Connect, sandbox: Execd
+) -> None:
+    sandbox.run("rm -rf tools-changes; mkdir tools-changes; seq 3 > tools-changes/a").check()
+    sandbox.checkpoint("tools-changes", roots=["tools-changes"])
+    async with tools() as client:
+        assert await call(client, "changes", checkpoint="tools-changes") == "nothing has changed"
+        sandbox.run("sed -i s/2/two/ a; seq 9999 > b", cwd="tools-changes").check()
+        shown = await call(client, "changes", checkpoint="tools-changes")
+        assert [line.split()[0] for line in shown.splitlines()] == ["modified", "created"]
+        arguments = {"checkpoint": "tools-changes", "as_patch": True}
+        shown = await call(client, "changes", **arguments)
+        assert "\n-2\n+two\n" in shown
+        assert shown.endswith("bytes are left out: narrow path]")
+        shown = await call(client, "changes", path="tools-changes/a", **arguments)
+        assert shown.endswith("\n 1\n-2\n+two\n 3\n")
+        assert "no checkpoint" in await refused(client, "changes", checkpoint="never-made")
+    sandbox.delete_checkpoint("tools-changes")
 
 
 async def test_a_job_is_started_read_awaited_and_killed(connect: Connect) -> None:

@@ -143,6 +143,8 @@ def next_step(error: execd_client.ExecdError, context: Context) -> str:
             step = f"is execd running at {url}? Give the address with --url or EXECD_URL"
         case execd_client.Unauthenticated():
             step = "give the token with --token or EXECD_TOKEN"
+        case execd_client.EpisodeEnded():
+            step = "somebody has reset the sandbox; begin again"
         case execd_client.ConnectionLost():
             step = "`execctl ps --all` shows what has run; `execctl doctor` looks at the connection"
         case execd_client.ResourceExhausted():

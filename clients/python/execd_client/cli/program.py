@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from execd_client.cli import copying, injecting, looking, python, running, serving
+from execd_client.cli import copying, injecting, looking, python, resetting, running, serving
 from execd_client.cli.connection import Settings, with_options
 from execd_client.version import __version__
 
@@ -31,6 +31,6 @@ def execctl(context: click.Context, /, **options: Any) -> None:
     context.obj = Settings(**options).over(from_environment)
 
 
-for module in (running, python, copying, looking, serving, injecting):
+for module in (running, python, copying, looking, resetting, serving, injecting):
     for command in module.COMMANDS:
         execctl.add_command(command)

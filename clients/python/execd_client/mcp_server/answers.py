@@ -5,18 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import execd_client
+from execd_client.checkpointing import words_of
 from execd_client.mcp_server import bounds
 from execd_client.results import CellResult
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from execd_client import Bundle, Result
-    from execd_client.models import ExecutionItem, ExecutionReply
+    from execd_client.models import ChangeItem, ExecutionItem, ExecutionReply, ResetReply
 
 STEPS: list[tuple[type[execd_client.ExecdError], str]] = [
     (
         execd_client.Unreachable,
         "execd does not answer: the sandbox may be starting or gone. Repeat the call once, then "
         "tell the user to check the address with `execctl doctor`.",
+    ),
+    (
+        execd_client.EpisodeEnded,
+        "The sandbox was reset: its files are those of a checkpoint, and variables and jobs are "
+        "gone. Look around, and go on.",
     ),
     (execd_client.Unauthenticated, "Tell the user to start `execctl mcp` with EXECD_TOKEN."),
     (execd_client.ConnectionLost, "The call may have had its effect: look before you repeat it."),
@@ -94,6 +102,32 @@ def _bounded(name: str, text: str) -> str:
         else:
             text = f"{text[:limit]}\n[{left_out} characters left out: print a part of the value]"
     return f"{name}:\n{text}"
+
+
+def of_changes(found: Sequence[ChangeItem]) -> str:
+    """What has changed, one path a line."""
+    if not found:
+        return "nothing has changed"
+    rest = "narrow path"
+    return bounds.lines([f"{each.change}  {each.path}" for each in found], rest)
+
+
+def of_patch(patch: bytes) -> str:
+    """A patch, or its beginning."""
+    end = bounds.character_start(patch, bounds.FILE_BYTES)
+    if end >= len(patch):
+        return bounds.text_of(patch) or "nothing has changed"
+    left_out = f"[{len(patch) - end} bytes are left out: narrow path]"
+    return f"{bounds.text_of(patch[:end])}\n{left_out}"
+
+
+def of_reset(outcome: ResetReply) -> str:
+    """Whether a reset has left anything behind."""
+    if outcome.clean:
+        return "clean: the sandbox is as it was at the checkpoint"
+    found = list(map(words_of, outcome.differences.items))
+    shown = bounds.lines(found, "the rest is alike")
+    return f"NOT clean, {outcome.differences.total} differences:\n{shown}"
 
 
 def of_list(jobs: list[ExecutionItem]) -> str:

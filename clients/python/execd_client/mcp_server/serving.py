@@ -9,6 +9,7 @@ import uvicorn
 from mcp.server.mcpserver import MCPServer
 
 from execd_client import AsyncExecd
+from execd_client.mcp_server.checkpoint_tools import CheckpointTools
 from execd_client.mcp_server.file_tools import FileTools
 from execd_client.mcp_server.tools import Tools
 from execd_client.version import __version__
@@ -39,8 +40,9 @@ def server(sandbox: AsyncExecd, session_id: str) -> MCPServer[None]:
         version=__version__,
         log_level="WARNING",
     )
-    for tool in [*Tools(sandbox, session_id).registered(), *FileTools(sandbox).registered()]:
-        made.add_tool(tool, structured_output=False)
+    for tools in (Tools(sandbox, session_id), FileTools(sandbox), CheckpointTools(sandbox)):
+        for tool in tools.registered():
+            made.add_tool(tool, structured_output=False)
     return made
 
 

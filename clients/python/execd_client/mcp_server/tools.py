@@ -14,6 +14,7 @@ from execd_client import (
     AsyncExecd,
     AsyncHandle,
     DeadlineExceeded,
+    EpisodeEnded,
     ExecdError,
     RangeNotSatisfiable,
     Result,
@@ -53,6 +54,9 @@ def told(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
         try:
             return await tool(*arguments, **named)
         except ExecdError as error:
+            if isinstance(error, EpisodeEnded):
+                tools: Any = arguments[0]  # the next call belongs to the new episode
+                tools._sandbox._driver.episode.id = None
             raise ToolError(answers.next_step(error)) from error
 
     return wrapped

@@ -41,7 +41,7 @@ class AsyncTerminal:
         from websockets.asyncio.client import connect, unix_connect
         from websockets.exceptions import InvalidStatus, WebSocketException
 
-        from execd_client.errors import error_of
+        from execd_client.errors import EXPECTED_EPISODE, error_of
 
         url = url_of(address, execution_id, offset)
         options: dict[str, Any] = {
@@ -57,7 +57,12 @@ class AsyncTerminal:
             return cls(stack, await stack.enter_async_context(made), offset)
         except InvalidStatus as refused:
             reply = refused.response
-            raise error_of(reply.status_code, reply.headers, bytes(reply.body or b"")) from None
+            raise error_of(
+                reply.status_code,
+                reply.headers,
+                bytes(reply.body or b""),
+                address.headers.get(EXPECTED_EPISODE),
+            ) from None
         except (OSError, TimeoutError, WebSocketException) as error:
             raise Unreachable(f"no terminal: {error}") from error
 
