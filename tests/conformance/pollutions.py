@@ -6,14 +6,16 @@ After a reset the pollution is gone, or the reply names it; ``stays`` says where
 
 from __future__ import annotations
 
+import contextlib
 import json
-import socket
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
 
 from ..free_port import free_port
+from .eyes import Finding
 from .target import READ_SECONDS, wait_until
 from .world import connect_probe, in_thread, wait_for
 
@@ -37,6 +39,8 @@ class Pollution:
     """Where a reset may name the pollution instead of removing it."""
     is_drawn: bool = True
     """Whether random sequences have it."""
+    needs_tmpfs: bool = False
+    """Only where the base dir is a small file system of its own."""
 
 
 TABLE: list[Pollution] = []
@@ -145,7 +149,7 @@ loop(
     "re_creates_files_as_fast_as_it_can",
     "import itertools",
     "import time\nend = time.monotonic() + 0.2\nfor n in itertools.count():\n"
-    "    for path in (f'work/fresh-{n % 50}', 'work/file', 'home/.bashrc', f'tmp/{n % 7}'):\n"
+    "    for path in (f'work/f-{n % 50}', 'work/file', 'home/.bashrc', f'tmp/{n % 7}'):\n"
     "        try:\n            open(path, 'a').write('x')\n        except OSError: pass\n"
     "    if time.monotonic() > end: break",
 )
@@ -282,8 +286,10 @@ with zipfile.ZipFile("polluting-1.0-py3-none-any.whl", "w") as wheel:
     wheel.writestr("polluting.py", "x = 1\n")
     base = "polluting-1.0.dist-info/"
     wheel.writestr(base + "METADATA", "Metadata-Version: 2.1\nName: polluting\nVersion: 1.0\n")
-    wheel.writestr(base + "WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-    wheel.writestr(base + "RECORD", "polluting.py,,\n" + "".join(base + n + ",,\n" for n in ("METADATA", "WHEEL", "RECORD")))
+    kind = "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    wheel.writestr(base + "WHEEL", kind)
+    names = ["polluting.py", *(base + n for n in ("METADATA", "WHEEL", "RECORD"))]
+    wheel.writestr(base + "RECORD", "".join(n + ",,\n" for n in names))
 END
 python3 -m pip install --user --no-index --no-deps --break-system-packages \
     --disable-pip-version-check ./polluting-1.0-py3-none-any.whl > pip.log 2>&1 || {
@@ -350,7 +356,7 @@ def map_before(how: str) -> Callable[[World], object]:
 
 def write_mapped(world: World) -> None:
     number = world.mapped
-    (world.base / f"outside/go-{number}").touch()
+    Path(f"{world.view}/outside/go-{number}").touch()
     wait_for(world, f"outside/done-{number}")
 
 
@@ -469,7 +475,8 @@ py(
     "file",
     "for name in (b'a' * 255, b'\\xff' * 255, b'\\n', b' ', b'-rf', b'\\x01\\x1b[2J', b'%2e%2e',"
     " b'\"', b'\\\\', b'.execd-tmp', b'.execd-deleted'):\n"
-    "    open(b'work/' + name, 'w').close()\n    import os\n    os.makedirs(b'home/' + name, exist_ok=True)",
+    "    open(b'work/' + name, 'w').close()\n    import os\n"
+    "    os.makedirs(b'home/' + name, exist_ok=True)",
 )
 py(
     "five_thousand_files",
@@ -485,6 +492,13 @@ sh(
     "for n in 1 2; do echo x > work/.execd-$n; done; "
     "echo x > work/.execd-tmp-0123456789abcdef; mkdir work/.execd-d",
 )
+sh(
+    "filled_disk",
+    "file",
+    ": > work/data; cat /dev/zero > work/fill 2>/dev/null; echo x > tmp/more; rm -f work/file",
+    is_drawn=False,
+    needs_tmpfs=True,
+)
 sh("truncated", "file", ": > work/file; : > work/data; echo -n x >> work/empty-file")
 sh("names_swapped", "file", "cd work; mv file x; mv run file; mv x run")
 
@@ -496,8 +510,8 @@ def python_session(world: World) -> None:
     world.client.post("/v1/sessions", json=body)
     code = (
         "import os, sys, subprocess; x = 1; os.environ['EVIL'] = '1'; os.umask(0); os.chdir('/')\n"
-        "open('%s', 'w').close()\n"
-        "subprocess.Popen(['sleep', '1000'])" % f"{world.base}/work/by-session"
+        f"open('{world.base}/work/by-session', 'w').close()\n"
+        "subprocess.Popen(['sleep', '1000'])"
     )
     world.client.post("/v1/sessions/kept/execute", json={"code": code})
     world.client.post("/v1/code", json={"code": "import builtins; builtins.print = None"})
@@ -514,10 +528,8 @@ def bash_session(world: World) -> None:
     body = {"command": command + "sleep 1000 > /dev/null 2>&1 &"}
     httpx.post(url, json=body, timeout=READ_SECONDS, trust_env=False)
 
-    def look() -> list:  # type: ignore[type-arg]
+    def look() -> list[Finding]:
         reply = httpx.post(url, json={"command": "true"}, timeout=READ_SECONDS, trust_env=False)
-        from .eyes import Finding
-
         lives = reply.status_code == 200
         return [Finding("state", "bash session", reply.text[:200])] if lives else []
 
@@ -602,18 +614,18 @@ row("streamed_execution", "process", follower)
 
 def half_a_request(world: World) -> None:
     body = json.dumps({"command": "echo late > work/late"}).encode()
-    connection: socket.socket = world.target.connect()
+    connection = world.target.connect()
     world.closers.append(connection.close)
-    head = f"POST /execute HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        "POST /execute HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
     connection.sendall(head.encode() + body[:8])
     world.shell("echo x > work/beside")
 
-    def finish() -> list:  # type: ignore[type-arg]
-        try:
+    def finish() -> None:
+        with contextlib.suppress(OSError):
             connection.sendall(body[8:])
-        except OSError:
-            pass
-        return []
 
     world.finishers.append(finish)
 

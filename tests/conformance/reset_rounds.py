@@ -1,7 +1,7 @@
 """Random sequences of pollutions and resets, judged from outside.
 
     python -m tests.conformance.reset_rounds [--rounds 100] [--seconds S] [--seed 0]
-        [--namespaces require|off] [--dir DIR]
+        [--namespaces require|off] [--tmpfs]
 
 All rounds have one daemon. After each reset: ``clean: true`` and the judge finds nothing, or
 ``clean: false`` and everything that the judge finds is named. At the end the daemon's memory,
@@ -171,7 +171,8 @@ class Rounds:
                 self.needs_checkpoint = True
         except AssertionError as error:
             raise AssertionError(
-                f"seed {self.seed}, round {number}: {names}, {scrambles} scrambles, {verify}\n{error}"
+                f"seed {self.seed}, round {number}: {names}, {scrambles} scrambles, {verify}\n"
+                f"{error}"
             ) from error
         finally:
             world.end_round()
@@ -185,12 +186,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="default: random")
     parser.add_argument("--first", type=int, default=0, help="the number of the first round")
     parser.add_argument("--namespaces", choices=["require", "off"], default="require")
-    parser.add_argument("--dir", help="where the sandbox lies; default: a temporary folder")
+    parser.add_argument("--tmpfs", action="store_true", help="the base dir is a tmpfs (as root)")
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else random.randrange(10**9)
     end = time.monotonic() + options.seconds
-    with tempfile.TemporaryDirectory(dir=options.dir, ignore_cleanup_errors=True) as folder:
-        world = World(Path(folder), f"--namespaces={options.namespaces}")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        world = World(Path(folder), f"--namespaces={options.namespaces}", has_tmpfs=options.tmpfs)
         rounds = Rounds(world, seed)
         early, n_done, n_failed = None, 0, 0
         for number in range(options.first, options.first + options.rounds):

@@ -3,14 +3,15 @@ judge, who looks from outside and must see the pollution before the reset."""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 
 from .conftest import SHAPES
-from .pollutions import ALWAYS, TABLE, WITHOUT_NAMESPACES
+from .pollutions import ALWAYS, BY_NAME, TABLE, WITHOUT_NAMESPACES
 from .reset_rounds import judge_reply
-from .target import can_start
+from .target import LAUNCHER, can_start
 from .world import World
 
 if TYPE_CHECKING:
@@ -27,28 +28,57 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module", params=list(SHAPES))
+PLACES = {"disk": False, "tmpfs": True}
+ON_TMPFS = (
+    *("filled_disk", "mmap_write", "mmap_over_the_checkpoint_read", "truncated", "sparse"),
+    *("mmap_over_the_checkpoint_dirty", "times_set_back", "same_size_in_the_same_tick"),
+    *("hard_link_parted", "modes", "deleted_root", "hostile_names", "attributes", "touched"),
+)
+"""Writes whose traces depend on the file system."""
+
+
+@pytest.fixture(scope="module")
 def world(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[World]:
     """One sandbox for all pollutions of a shape: each begins where a reset has ended."""
-    made = World(tmp_path_factory.mktemp("world"), *SHAPES[request.param])
+    shape, place = request.param
+    made = World(tmp_path_factory.mktemp("world"), *SHAPES[shape], has_tmpfs=PLACES[place])
     yield made
     made.close()
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "pollution" not in metafunc.fixturenames:
+        return
+    cases = [
+        pytest.param((shape, "disk"), row, id=f"{shape}-{row.name}")
+        for shape in SHAPES
+        for row in TABLE
+        if not row.needs_tmpfs
+    ]
+    may_mount = os.geteuid() == 0 and not LAUNCHER
+    cases += [
+        pytest.param(
+            ("namespaces", "tmpfs"),
+            BY_NAME[name],
+            id=f"tmpfs-{name}",
+            marks=pytest.mark.skipif(not may_mount, reason="mounts a tmpfs beside the daemon"),
+        )
+        for name in ON_TMPFS
+    ]
+    metafunc.parametrize(("world", "pollution"), cases, indirect=["world"], scope="module")
+
+
 @pytest.fixture(autouse=True)
-def nothing_leaks(world: World) -> Iterator[None]:
+def nothing_leaks() -> None:
     """Replaces the guard of the suite, which would count what the module's sandbox holds."""
-    yield
-    world.end_round()
 
 
 def test_table_has_at_least_forty_kinds_of_pollution() -> None:
     assert len(TABLE) >= 40
 
 
-@pytest.mark.parametrize("pollution", TABLE, ids=lambda pollution: pollution.name)
 def test_after_a_reset_each_pollution_is_gone_or_named(world: World, pollution: Pollution) -> None:
     if pollution.prepare is not None:
         pollution.prepare(world)

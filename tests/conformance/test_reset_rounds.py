@@ -18,7 +18,6 @@ from .test_judges import PROGRAM
 from .world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.skipif(
@@ -112,9 +111,8 @@ FAULTS = {
 
 
 @pytest.fixture
-def nothing_leaks() -> Iterator[None]:
+def nothing_leaks() -> None:
     """Replaces the guard of the suite: a world closes what it holds."""
-    yield
 
 
 @pytest.mark.parametrize("shape", list(SHAPES))

@@ -40,6 +40,7 @@ PROGRAM_SECONDS = 10.0
 """How long a program of a pollution may take: it may wait for a writer to a FIFO."""
 READY_SECONDS = 2.0
 OWN_NAMES = ("xd0", "xd1")
+ON_TMPFS = 'mount -t tmpfs -o size=64m,mode=777 none "$0" && exec "$@"'
 FILL = r"""
 import os
 os.umask(0o022)
@@ -118,7 +119,9 @@ class Seen:
 class World:
     """``close`` ends the daemon."""
 
-    def __init__(self, folder: Path, *flags: str, **options: Any) -> None:
+    def __init__(self, folder: Path, *flags: str, has_tmpfs: bool = False, **options: Any) -> None:
+        """``has_tmpfs``: the base dir is a small tmpfs, in a mount namespace of the daemon. For
+        root, and a daemon on this machine."""
         self.folder = folder
         self.mark = f"pollution-{os.urandom(6).hex()}"
         self.key = int.from_bytes(os.urandom(3), "big") + (1 << 24)
@@ -127,6 +130,9 @@ class World:
         self.base.chmod(0o777)
         ports = dialect_ports("opensandbox")
         self.bash_url = f"http://127.0.0.1:{ports['opensandbox']}"
+        if has_tmpfs:
+            options["below"] = ("unshare", "--mount", "sh", "-c", ON_TMPFS, str(self.base))
+        self.has_tmpfs = has_tmpfs
         self.target: Target = start(
             folder,
             *flags,
@@ -143,6 +149,8 @@ class World:
             **options,
         )
         self.is_local = self.target.pid is not None
+        self.view = f"/proc/{self.target.pid}/root{self.base}" if has_tmpfs else str(self.base)
+        """The base dir, as the judge reaches it."""
         self.client = httpx.Client(base_url=self.target.url, timeout=READ_SECONDS, trust_env=False)
         self.has_namespaces = self.target.claims_namespaces()
         self.probes: list[Callable[[], Iterable[Finding]]] = []
@@ -262,9 +270,9 @@ class World:
         """For planted faults: end the daemon, and the processes that were to be ended."""
         self.client.close()
         self.target.kill()
-        for pid, start in self.lived:
+        for pid, began in self.lived:
             process = eyes.see_processes().get(pid)
-            if process is not None and process.start == start:
+            if process is not None and process.start == began:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
 
@@ -276,7 +284,7 @@ class World:
                 f" rm -rf {name}"
             )
             if self.is_local:
-                shutil.rmtree(self.base / name, ignore_errors=True)
+                shutil.rmtree(f"{self.view}/{name}", ignore_errors=True)
         self.python(FILL, check=True)
         self._beats = 0
 
@@ -287,13 +295,13 @@ class World:
 
     def see_files(self) -> dict[str, dict[bytes, eyes.Facts]]:
         return {
-            name: eyes.see_files(f"{self.base}/{name}", is_watched=name == WATCHED)
+            name: eyes.see_files(f"{self.view}/{name}", is_watched=name == WATCHED)
             for name in (*ROOTS, WATCHED)
         }
 
     def see_outside(self) -> dict[bytes, eyes.Facts]:
         """What no program of a pollution writes to, unless as a fault of the reset."""
-        found = eyes.see_files(f"{self.base}/{OUTSIDE}")
+        found = eyes.see_files(f"{self.view}/{OUTSIDE}")
         # A file of a root may have had names outside, and has none after its restore.
         return {
             path: facts._replace(n_links=0, links=())
@@ -329,8 +337,10 @@ class World:
             if was != now:
                 found += self._inside_findings(name, was, now)
         if self.is_local:
-            for kind in exists_in_kernel(self.key, f"/{self.mark}"):
-                found.append(Finding("object", self._name_of(kind), "seen from outside"))
+            found.extend(
+                Finding("object", self._name_of(kind), "seen from outside")
+                for kind in exists_in_kernel(self.key, f"/{self.mark}")
+            )
         if self._count_beats() != beats_before:
             found.append(Finding("process", "0", "somebody goes on writing"))
         return found
@@ -388,16 +398,16 @@ class World:
 
     def _count_beats(self) -> int:
         with contextlib.suppress(OSError):
-            return os.stat(self.base / OUTSIDE / "beats").st_size
+            return os.stat(f"{self.view}/{OUTSIDE}/beats").st_size
         return 0
 
     def judge_records(self) -> list[Finding]:
         """What the daemon itself still remembers of the episode."""
-        found = []
-        for path in ("/v1/executions", "/v1/sessions"):
-            for item in self.client.get(path).json()["items"]:
-                found.append(Finding("state", path, str(item)[:300]))
-        return found
+        return [
+            Finding("state", path, str(item)[:300])
+            for path in ("/v1/executions", "/v1/sessions")
+            for item in self.client.get(path).json()["items"]
+        ]
 
 
 def _words_of(pid: int) -> str:
@@ -490,7 +500,7 @@ def in_thread(world: World, act: Callable[[], object]) -> None:
 def wait_for(world: World, path: str) -> None:
     """Wait for a file that a program makes when it is ready. In random sequences a program may wait
     for ever: for a writer to a FIFO that an earlier one has made."""
-    place = world.base / path
+    place = f"{world.view}/{path}"
     if world.is_patient:
         wait_until(lambda: os.path.lexists(place), 20, f"{path} is there")
         return
