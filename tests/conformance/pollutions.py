@@ -155,7 +155,7 @@ loop(
 )
 loop(
     "writes_through_an_open_directory",
-    "import os\nfd = os.open('work', os.O_RDONLY)\nos.rename('work', f'outside/work-{os.getpid()}')",
+    "import os\nfd = os.open('work', os.O_RDONLY)\nos.rename('work', f'outside/w-{os.getpid()}')",
     "os.close(os.open('planted', os.O_CREAT | os.O_WRONLY, dir_fd=fd))",
 )
 loop(

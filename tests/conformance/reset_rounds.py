@@ -12,6 +12,7 @@ a finding.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import sys
@@ -93,10 +94,10 @@ class Sizes(NamedTuple):
 def sizes(world: World) -> Sizes:
     """Of a daemon on this machine."""
     pss_bytes = 0
-    with open(f"/proc/{world.target.pid}/smaps_rollup") as file:
-        for line in file:
-            if line.startswith("Pss:"):
-                pss_bytes = int(line.split()[1]) * 1024
+    with contextlib.suppress(FileNotFoundError):  # gVisor has none
+        text = Path(f"/proc/{world.target.pid}/smaps_rollup").read_text()
+        pss_bytes = int(text.partition("\nPss:")[2].split()[0]) * 1024
+    pss_bytes = pss_bytes or world.target.resident_bytes()
     files = [
         os.path.join(folder, name)
         for folder, _, names in os.walk(world.folder / "state")
