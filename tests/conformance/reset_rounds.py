@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import found
+from . import eyes
 from .pollutions import TABLE
 from .world import World, is_named
 
 if TYPE_CHECKING:
-    from . import eyes
     from .pollutions import Pollution
 
 DRAWN = [pollution for pollution in TABLE if pollution.is_drawn]
@@ -119,7 +119,8 @@ def judge_reply(
     else:
         unnamed = [finding for finding in findings if not is_named(finding, differences)]
         assert not unnamed, f"not named: {unnamed}\n{reply}"
-    assert world.see_outside() == outside, "the reset has touched what is outside of the roots"
+    touched = list(eyes.compare_files(f"{world.base}/outside", outside, world.see_outside()))
+    assert not touched, f"the reset has touched what is outside of the roots: {touched}\n{reply}"
     return findings
 
 
