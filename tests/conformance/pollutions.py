@@ -167,7 +167,7 @@ loop(
     "        os.unlink('work/sub')\n        os.rename('work/sub-kept', 'work/sub')\n"
     "    except OSError: pass",
 )
-sh("stopped_process", "process", "setsid sleep 1000 > /dev/null 2>&1 < /dev/null & kill -STOP $!")
+loop("stopped_process", "import os, signal", "os.kill(os.getpid(), signal.SIGSTOP)")
 sh(
     "stops_the_warden",
     "process",

@@ -15,7 +15,7 @@ from .target import LAUNCHER, can_start
 from .world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from .pollutions import Pollution
 
@@ -28,7 +28,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-PLACES = {"disk": False, "tmpfs": True}
 ON_TMPFS = (
     *("filled_disk", "mmap_write", "mmap_over_the_checkpoint_read", "truncated", "sparse"),
     *("mmap_over_the_checkpoint_dirty", "times_set_back", "same_size_in_the_same_tick"),
@@ -37,22 +36,37 @@ ON_TMPFS = (
 """Writes whose traces depend on the file system."""
 
 
+Place = tuple[str, bool]
+"""A shape of the daemon, and whether the base dir is a tmpfs."""
+
+
 @pytest.fixture(scope="module")
-def world(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[World]:
-    """One sandbox for all pollutions of a shape: each begins where a reset has ended."""
-    shape, place = request.param
-    made = World(tmp_path_factory.mktemp("world"), *SHAPES[shape], has_tmpfs=PLACES[place])
-    yield made
-    made.close()
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Place], World]]:
+    """One sandbox for all pollutions of a place: each begins where a reset has ended."""
+    made: dict[Place, World] = {}
+
+    def get(place: Place) -> World:
+        if place not in made:
+            shape, has_tmpfs = place
+            folder = tmp_path_factory.mktemp("world")
+            made[place] = World(folder, *SHAPES[shape], has_tmpfs=has_tmpfs)
+        return made[place]
+
+    yield get
+    for world in made.values():
+        world.close()
+
+
+@pytest.fixture
+def world(worlds: Callable[[Place], World], place: Place) -> World:
+    return worlds(place)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "pollution" not in metafunc.fixturenames:
         return
     cases = [
-        pytest.param((shape, "disk"), row, id=f"{shape}-{row.name}")
+        pytest.param((shape, False), row, id=f"{shape}-{row.name}")
         for shape in SHAPES
         for row in TABLE
         if not row.needs_tmpfs
@@ -60,14 +74,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     may_mount = os.geteuid() == 0 and not LAUNCHER
     cases += [
         pytest.param(
-            ("namespaces", "tmpfs"),
+            ("namespaces", True),
             BY_NAME[name],
             id=f"tmpfs-{name}",
             marks=pytest.mark.skipif(not may_mount, reason="mounts a tmpfs beside the daemon"),
         )
         for name in ON_TMPFS
     ]
-    metafunc.parametrize(("world", "pollution"), cases, indirect=["world"], scope="module")
+    metafunc.parametrize(("place", "pollution"), cases)
 
 
 @pytest.fixture(autouse=True)
