@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from execd.engine.store.state_dir import StateDir
-    from execd.files.checkpoints.entries import Change as Change
     from execd.files.checkpoints.entries import Checkpoint as Checkpoint
-    from execd.files.checkpoints.entries import Entry as Entry
     from execd.files.checkpoints.entries import StoredCheckpoint
+    from execd.files.checkpoints.entries import TreeChange as TreeChange
+    from execd.files.checkpoints.entries import TreeEntry as TreeEntry
     from execd.files.root import Root
     from execd.proc.spawn import Identity
 
@@ -177,7 +177,7 @@ class Checkpoints:
 
         await self._run(lambda _: self._own(remove))
 
-    async def changes(self, checkpoint_id: str, path: str | None = None) -> list[Change]:
+    async def changes(self, checkpoint_id: str, path: str | None = None) -> list[TreeChange]:
         """Return what has changed since, in the order of roots and names. ``path``: only this file,
         or what is below this directory.
 
@@ -188,7 +188,7 @@ class Checkpoints:
 
     def _changes(
         self, checkpoint_id: str, path: str | None, stop: Callable[[], bool]
-    ) -> list[Change]:
+    ) -> list[TreeChange]:
         stored = self._stored(checkpoint_id)
         if path is None:
             return self._operations.changes(stored, stop)
@@ -223,7 +223,7 @@ class Checkpoints:
             lambda stop: self._operations.verify(self._stored(checkpoint_id), how, stop)
         )
 
-    def open_old(self, checkpoint_id: str, entry: Entry) -> int:
+    def open_old(self, checkpoint_id: str, entry: TreeEntry) -> int:
         """Open the kept content of a file; the caller closes the descriptor. Blocking. Raises
         OSError if the checkpoint was deleted meanwhile."""
         self.get(checkpoint_id)
@@ -234,7 +234,7 @@ class Checkpoints:
 
         return self._own(opened)
 
-    def open_new(self, root: str, entry: Entry) -> int:
+    def open_new(self, root: str, entry: TreeEntry) -> int:
         """Open a present file, if it is the scanned one; the caller closes the descriptor.
         Blocking, for a thread of ``run``. Raises Conflict, OSError."""
         return self._operations.open_new(root, entry)

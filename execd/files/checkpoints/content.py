@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from execd.files.checkpoints.crew import Place
     from execd.files.checkpoints.directories import Directories
-    from execd.files.checkpoints.entries import Entry
+    from execd.files.checkpoints.entries import TreeEntry
 
 _FICLONE = 0x40049409
 BLOCK_BYTES = 4096
@@ -98,7 +98,7 @@ def used_bytes(info: os.stat_result) -> int:
     return min(needed_bytes(info.st_size), max(info.st_blocks * STAT_BLOCK_BYTES, BLOCK_BYTES))
 
 
-def room_of(directories: Directories, entry: Entry) -> int:
+def room_of(directories: Directories, entry: TreeEntry) -> int:
     """Return the room that the content of a scanned file takes. Raises OSError."""
     if entry.size_bytes < SPARSE_BYTES:
         return needed_bytes(entry.size_bytes)
@@ -118,7 +118,7 @@ def copy_content(source: int, target: int, stop: Callable[[], bool]) -> None:
 
 def keep(
     place: Place,
-    entry: Entry,
+    entry: TreeEntry,
     begin: Callable[[], Draft],
     finish: Callable[[Draft, bytes], None],
 ) -> bool:

@@ -20,13 +20,13 @@ from execd.files.checkpoints.compare import compare
 from execd.files.checkpoints.content import keep, needed_bytes, room_of
 from execd.files.checkpoints.directories import Directories
 from execd.files.checkpoints.entries import (
-    Change,
     Checkpoint,
     CheckpointRoot,
     Difference,
-    Entry,
     Manifest,
     StoredCheckpoint,
+    TreeChange,
+    TreeEntry,
     Trouble,
     full_path,
 )
@@ -166,7 +166,7 @@ class Operations:
         stop: Callable[[], bool],
     ) -> None:
         """Keep the contents that are not kept yet. Raises NoSpace, Conflict."""
-        wanted: list[list[Entry]] = []
+        wanted: list[list[TreeEntry]] = []
         seen: set[bytes] = set()
         data_bytes = len(encode(StoredCheckpoint(facts, list(manifests))))
         n_bytes = needed_bytes(data_bytes)
@@ -202,7 +202,7 @@ class Operations:
                     "request, or exclude the file"
                 )
 
-    def _keep(self, place: Place, entry: Entry) -> bool:
+    def _keep(self, place: Place, entry: TreeEntry) -> bool:
         contents = self._own(self._shelf).contents
         return keep(
             place,
@@ -211,10 +211,10 @@ class Operations:
             lambda draft, digest: self._own(partial(contents.finish, draft, digest)),
         )
 
-    def changes(self, stored: StoredCheckpoint, stop: Callable[[], bool]) -> list[Change]:
+    def changes(self, stored: StoredCheckpoint, stop: Callable[[], bool]) -> list[TreeChange]:
         """Return all changes since. Raises PayloadTooLarge, Conflict."""
         how = self._scanning(stored.facts.exclude, stop)
-        changes: list[Change] = []
+        changes: list[TreeChange] = []
         for manifest in stored.manifests:
             try:
                 changes += compare(manifest, self._scan_again(manifest, how, "auto"))
@@ -282,7 +282,7 @@ class Operations:
             differences += found[: MAX_DIFFERENCES - len(differences)]
         return Verified("content" if is_by_content else "stat", differences, n_differences)
 
-    def open_new(self, root: str, entry: Entry) -> int:
+    def open_new(self, root: str, entry: TreeEntry) -> int:
         """Open a file as it was scanned; the caller closes it. Raises Conflict, OSError."""
         top = open_again(root)
         try:
@@ -355,7 +355,7 @@ def excluding(patterns: Sequence[str]) -> Callable[[bytes], bool] | None:
     return excludes
 
 
-def _missing(shelf: Callable[[], Shelf], manifest: Manifest, seen: set[bytes]) -> list[Entry]:
+def _missing(shelf: Callable[[], Shelf], manifest: Manifest, seen: set[bytes]) -> list[TreeEntry]:
     """Return a file for each content that is not kept yet. Notes the digests in ``seen``."""
     contents, missing = shelf().contents, []
     for entry in manifest.entries:
@@ -369,8 +369,8 @@ def _missing(shelf: Callable[[], Shelf], manifest: Manifest, seen: set[bytes]) -
 def _without_troubles(manifest: Manifest) -> Manifest:
     """Refuse what could never be verified. A watched file that only other users can read stays: its
     ctime tells whether it changed. Raises Conflict."""
-    entries: list[Entry] = []
-    troubles: list[Entry] = []
+    entries: list[TreeEntry] = []
+    troubles: list[TreeEntry] = []
     for entry in manifest.entries:
         if not entry.trouble:
             entries.append(entry)
@@ -388,7 +388,7 @@ def _without_troubles(manifest: Manifest) -> Manifest:
     return msgspec.structs.replace(manifest, entries=entries)
 
 
-def _difference(change: Change) -> Difference:
+def _difference(change: TreeChange) -> Difference:
     trouble = change.new.trouble if change.new is not None else ""
     message = f"{change.kind}: {trouble}" if trouble else change.kind
     return Difference(change.full_path, message)

@@ -28,7 +28,7 @@ from execd.files.change import remove_below
 from execd.files.checkpoints.compare import has_other_content, in_walk_order, link_groups
 from execd.files.checkpoints.content import copy_content
 from execd.files.checkpoints.directories import Directories
-from execd.files.checkpoints.entries import Change, Entry, Manifest, Trouble, full_path
+from execd.files.checkpoints.entries import Manifest, TreeChange, TreeEntry, Trouble, full_path
 from execd.files.checkpoints.scan import FLAGS, READ_FILE, clear_flags, read_attributes
 from execd.files.resolve import TreeChanged, identity, open_and_stat
 from execd.files.write import TEMPORARY_PREFIX, replace
@@ -59,7 +59,7 @@ class Undone(NamedTuple):
     troubles: list[Trouble]
 
 
-def restore(manifest: Manifest, changes: list[Change], parts: RestoreParts) -> Undone:
+def restore(manifest: Manifest, changes: list[TreeChange], parts: RestoreParts) -> Undone:
     """Undo the changes, which are in the order of a walk. Raises nothing for a single file."""
     run = _Restore(manifest, parts)
     with run.directories:
@@ -80,7 +80,7 @@ class _Restore:
         self._touched: set[bytes] = set()
         """Directories in which names were changed, so that their times have to be set."""
 
-    def undo(self, changes: list[Change]) -> None:
+    def undo(self, changes: list[TreeChange]) -> None:
         gone: bytes | None = None
         for change in changes:
             if change.new is None or (change.old is not None and change.kind != "type"):
@@ -91,7 +91,7 @@ class _Restore:
             else:
                 done = True
             self.n_removed += done and change.old is None
-        fixed: list[Entry] = []
+        fixed: list[TreeEntry] = []
         made: dict[bytes, None] = {}
         for change in changes:
             old, new = change.old, change.new
@@ -122,7 +122,7 @@ class _Restore:
             return (path,)
         return (name for name, its_first in self._groups.items() if its_first == first)
 
-    def _is_fixable(self, old: Entry, new: Entry) -> bool:
+    def _is_fixable(self, old: TreeEntry, new: TreeEntry) -> bool:
         """Whether the file is as before but for its attributes, also for its hard links."""
         return (
             old.type == new.type
@@ -133,7 +133,7 @@ class _Restore:
             and not new.attributes.get(FLAGS)
         )
 
-    def _try(self, path: bytes, act: Callable[[Entry], None], entry: Entry) -> bool:
+    def _try(self, path: bytes, act: Callable[[TreeEntry], None], entry: TreeEntry) -> bool:
         """Return whether the step was done. Files that forbid changes lose the flag first."""
         for is_last in (False, True):
             try:
@@ -157,7 +157,7 @@ class _Restore:
 
     # Steps. Each raises OSError, TreeChanged.
 
-    def _remove(self, entry: Entry) -> None:
+    def _remove(self, entry: TreeEntry) -> None:
         parent, name = self.directories.open_parent(entry.path)
         self._touch(entry.path)
         try:
@@ -169,12 +169,12 @@ class _Restore:
         except FileNotFoundError:
             pass
 
-    def _make_directory(self, entry: Entry) -> None:
+    def _make_directory(self, entry: TreeEntry) -> None:
         parent, name = self.directories.open_parent(entry.path)
         os.mkdir(name, 0o700, dir_fd=parent)
         self._touch(entry.path)
 
-    def _replace(self, entry: Entry) -> None:
+    def _replace(self, entry: TreeEntry) -> None:
         """Put a new file in the place of what is there."""
         temporary = TEMPORARY_PREFIX + secrets.token_hex(8).encode()
         first = self._groups.get(entry.path, entry.path)
@@ -204,7 +204,7 @@ class _Restore:
         finally:
             os.close(first_parent)
 
-    def _make(self, entry: Entry, parent: int, name: bytes) -> None:
+    def _make(self, entry: TreeEntry, parent: int, name: bytes) -> None:
         match entry.type:
             case "file":
                 fd = os.open(name, _CREATE, 0o600, dir_fd=parent)
@@ -225,12 +225,12 @@ class _Restore:
             case _:
                 raise OSError(errno.EPERM, "a device, which execd does not make")
 
-    def _fix(self, new: Entry) -> None:
+    def _fix(self, new: TreeEntry) -> None:
         """Give the scanned file its former attributes."""
         parent, name = self.directories.open_parent(new.path)
         self._set_attributes(parent, name, self._old[new.path], new)
 
-    def _finish_directory(self, entry: Entry) -> None:
+    def _finish_directory(self, entry: TreeEntry) -> None:
         if entry.path:
             self._set_attributes(*self.directories.open_parent(entry.path), entry)
         else:
@@ -240,7 +240,7 @@ class _Restore:
         self._touched.add(path.rpartition(b"/")[0])
 
     def _set_attributes(
-        self, parent: int, name: bytes, entry: Entry, scanned: Entry | None = None
+        self, parent: int, name: bytes, entry: TreeEntry, scanned: TreeEntry | None = None
     ) -> None:
         fd, info = open_and_stat(name, _ENTRY, parent)
         try:
@@ -269,7 +269,7 @@ class _Restore:
             return False
 
 
-def _set_link_attributes(parent: int, name: bytes, entry: Entry) -> None:
+def _set_link_attributes(parent: int, name: bytes, entry: TreeEntry) -> None:
     info = os.stat(name, dir_fd=parent, follow_symlinks=False)
     if (info.st_uid, info.st_gid) != (entry.uid, entry.gid):
         os.chown(name, entry.uid, entry.gid, dir_fd=parent, follow_symlinks=False)
@@ -277,7 +277,7 @@ def _set_link_attributes(parent: int, name: bytes, entry: Entry) -> None:
     os.utime(name, ns=times, dir_fd=parent, follow_symlinks=False)
 
 
-def _set_attributes(fd: int, info: os.stat_result, entry: Entry) -> None:
+def _set_attributes(fd: int, info: os.stat_result, entry: TreeEntry) -> None:
     """Set owner, mode, attributes and time of the file ``fd`` (O_PATH), which is no link."""
     path = f"/proc/self/fd/{fd}"
     if (info.st_uid, info.st_gid) != (entry.uid, entry.gid):

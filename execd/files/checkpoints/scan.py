@@ -33,7 +33,7 @@ from msgspec.structs import replace
 from execd.errors import Conflict
 from execd.files.checkpoints.crew import BUFFER_BYTES, Crew, Place
 from execd.files.checkpoints.directories import Directories
-from execd.files.checkpoints.entries import Entry, Manifest
+from execd.files.checkpoints.entries import Manifest, TreeEntry
 from execd.files.copy import STAT_BLOCK_BYTES, copy_bytes
 from execd.files.resolve import open_and_stat, open_directory, reopen
 from execd.files.syscalls import sync_file_system
@@ -157,19 +157,19 @@ class _Scan:
     def __init__(self, top: int, how: Scanning, former: Manifest | None) -> None:
         self._top = top
         self._how = how
-        self._former: dict[bytes, Entry] = {}
+        self._former: dict[bytes, TreeEntry] = {}
         self._trusted_before_ns = 0
         if former is not None:
             self._former = {entry.path: entry for entry in former.entries}
             self._trusted_before_ns = former.began_ns - TICK_NS
-        self._entries: dict[bytes, Entry] = {}
+        self._entries: dict[bytes, TreeEntry] = {}
         self._n_bytes = 0
         self._opened: set[bytes] = set()
         """The directories that got rights: each at most once."""
         self._pending = [b""]
         """Directories to walk from: the root, and what got rights meanwhile."""
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[TreeEntry]:
         with Directories(self._top) as directories:
             while self._pending:
                 start = self._pending.pop()
@@ -250,7 +250,7 @@ class _Scan:
         try:
             info = os.stat(visit.name, dir_fd=visit.directory, follow_symlinks=False)
         except OSError:
-            self._entries[path] = Entry(
+            self._entries[path] = TreeEntry(
                 path, "file", 0, 0, 0, 0, 0, 0, 0, 0, 1, trouble=reason or "cannot be read"
             )
         else:
@@ -307,9 +307,9 @@ def make_entry(
     target: bytes = b"",
     digest: bytes = b"",
     trouble: str = "",
-) -> Entry:
+) -> TreeEntry:
     kind = _TYPES.get(stat.S_IFMT(info.st_mode), "device")
-    return Entry(
+    return TreeEntry(
         path,
         kind,
         stat.S_IMODE(info.st_mode),
@@ -328,7 +328,7 @@ def make_entry(
     )
 
 
-def hashed(place: Place, entry: Entry) -> Entry:
+def hashed(place: Place, entry: TreeEntry) -> TreeEntry:
     """Return the entry of a file with the digest of its content, and with the facts of that
     moment; with a trouble if the content cannot be read."""
     for _ in range(MAX_TRIES):
@@ -351,7 +351,7 @@ def hashed(place: Place, entry: Entry) -> Entry:
     return replace(entry, trouble="changed while it was read")
 
 
-def _name_of(place: Place, entry: Entry) -> tuple[bytes, int, int]:
+def _name_of(place: Place, entry: TreeEntry) -> tuple[bytes, int, int]:
     parent, name = place.directories.open_parent(entry.path)
     return name, READ_FILE, parent
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from execd.files.checkpoints.entries import Change, Checkpoint, StoredCheckpoint
+    from execd.files.checkpoints.entries import Checkpoint, StoredCheckpoint, TreeChange
     from execd.files.checkpoints.operations import How, Restored, Verified
 
 NAMES = (b"a", b"b", b"c", b"new\nline", b"\xff\xfe", b"n" * 255)
@@ -60,7 +60,7 @@ class Desk:
     def stored(self) -> StoredCheckpoint:
         return self.shelf.load("x")
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[TreeChange]:
         return self.operations.changes(self.stored, self.stops)
 
     def kinds(self) -> dict[str, str]:
