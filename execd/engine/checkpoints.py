@@ -15,6 +15,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -25,11 +26,13 @@ from execd.errors import Conflict, InvalidArgument, NotFound, Unavailable
 from execd.files.checkpoints.crew import Crew
 
 # Exported to the api, which must not import from the layer ``files``.
+from execd.files.checkpoints.entries import Checkpoint as Checkpoint
 from execd.files.checkpoints.entries import CheckpointRoot as CheckpointRoot
 from execd.files.checkpoints.operations import How as How
-from execd.files.checkpoints.operations import Operations, Request
+from execd.files.checkpoints.operations import Operations
 from execd.files.checkpoints.operations import Restored as Restored
 from execd.files.checkpoints.operations import Verified as Verified
+from execd.files.checkpoints.root_places import is_in
 from execd.files.checkpoints.shelf import Damaged, Shelf
 from execd.proc.spawn import KEEP_IDENTITY, act_as
 
@@ -37,7 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from execd.engine.store.state_dir import StateDir
-    from execd.files.checkpoints.entries import Checkpoint as Checkpoint
     from execd.files.checkpoints.entries import StoredCheckpoint
     from execd.files.checkpoints.entries import TreeChange as TreeChange
     from execd.files.checkpoints.entries import TreeEntry as TreeEntry
@@ -137,19 +139,19 @@ class Checkpoints:
         Raises InvalidArgument and NotFound, which name the field; Conflict (the id is taken, a file
         cannot be read); PayloadTooLarge (too many files); NoSpace, with ``needed_bytes``.
         """
-        request = Request(check_id(checkpoint_id), roots, watched, exclude)
+        facts = Checkpoint(check_id(checkpoint_id), time.time(), [], [], list(exclude), 0.0)
         if not roots and not watched:
             raise InvalidArgument("roots: at least one directory", field="roots")
 
         def work(stop: Callable[[], bool]) -> Checkpoint:
-            if request.id in self._table:
+            if facts.id in self._table:
                 raise Conflict(
-                    f"there is a checkpoint {request.id!r} already; use another id, or delete "
+                    f"there is a checkpoint {facts.id!r} already; use another id, or delete "
                     f"that checkpoint ({START!r} is never deleted)"
                 )
             try:
-                made = self._operations.create(request, self._reserve, stop)
-                self._table[request.id] = made
+                made = self._operations.create(facts, roots, watched, self._reserve, stop)
+                self._table[facts.id] = made
             finally:
                 self._own(self._sweep)
             return made
@@ -195,14 +197,14 @@ class Checkpoints:
         joined = os.path.join(self._root.base_dir, path)
         wanted = {os.path.normpath(joined), os.path.realpath(joined)}
         roots = [manifest.root for manifest in stored.manifests]
-        if not any(_is_in(each, root) or _is_in(root, each) for each in wanted for root in roots):
+        if not any(is_in(each, root) or is_in(root, each) for each in wanted for root in roots):
             raise InvalidArgument(
                 f"path: {path!r} is in no directory of the checkpoint", field="path"
             )
         return [
             change
             for change in self._operations.changes(stored, stop)
-            if any(_is_in(change.full_path, each) for each in wanted)
+            if any(is_in(change.full_path, each) for each in wanted)
         ]
 
     async def restore(self, checkpoint_id: str, how: How = "auto") -> Restored:
@@ -230,7 +232,7 @@ class Checkpoints:
 
         def opened() -> int:
             with contextlib.closing(Shelf(self._store.folder.dir_fd)) as shelf:
-                return shelf.contents.open(entry.digest)
+                return shelf.open_content(entry.digest)
 
         return self._own(opened)
 
@@ -342,7 +344,3 @@ class Checkpoints:
     def list(self) -> list[Checkpoint]:
         """Return all checkpoints, the oldest first. Behind the annotations with ``list``."""
         return sorted(self._table.values(), key=lambda each: (each.created_at, each.id))
-
-
-def _is_in(path: str, directory: str) -> bool:
-    return path == directory or path.startswith(directory.rstrip("/") + "/")

@@ -32,7 +32,7 @@ class TreeEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     inode: int
     n_links: int
     target: bytes = b""
-    """Of a link."""
+    """Of a link; of a device, its number."""
     attributes: dict[bytes, bytes] = {}
     """The extended attributes ``user.*``, access lists and file capabilities; and ``flags``, the
     flags of chattr(1) that forbid changes."""

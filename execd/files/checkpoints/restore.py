@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from execd.errors import ExecdError
 from execd.files.change import remove_below
 from execd.files.checkpoints.compare import has_other_content, in_walk_order, link_groups
-from execd.files.checkpoints.content import copy_content
 from execd.files.checkpoints.directories import Directories
 from execd.files.checkpoints.entries import Manifest, TreeChange, TreeEntry, Trouble, full_path
-from execd.files.checkpoints.scan import FLAGS, READ_FILE, clear_flags, read_attributes
+from execd.files.checkpoints.scan import FLAGS, read_attributes, reason_of
+from execd.files.checkpoints.shelf import copy_content
 from execd.files.resolve import TreeChanged, identity, open_and_stat
 from execd.files.write import TEMPORARY_PREFIX, replace
 
@@ -51,6 +51,8 @@ class RestoreParts(NamedTuple):
     open_content: Callable[[bytes], int]
     """Opens the kept content with a digest; the restore closes it. Raises OSError."""
     stop: Callable[[], bool]
+    opened: set[bytes]
+    """Directories that the scan has given rights, and that get their modes back."""
 
 
 class Undone(NamedTuple):
@@ -77,43 +79,39 @@ class _Restore:
         self._parts = parts
         self._old = {entry.path: entry for entry in manifest.entries}
         self._groups = link_groups(manifest)
-        self._touched: set[bytes] = set()
-        """Directories in which names were changed, so that their times have to be set."""
+        self._touched = set(parts.opened)
+        """Directories that get their attributes at the end: also those in which names changed."""
 
     def undo(self, changes: list[TreeChange]) -> None:
-        gone: bytes | None = None
-        for change in changes:
-            if change.new is None or (change.old is not None and change.kind != "type"):
-                continue
-            if gone is None or not change.path.startswith(gone):
-                done = self._try(change.path, self._remove, change.new)
-                gone = change.path + b"/" if done and change.new.type == "directory" else gone
-            else:
-                done = True
-            self.n_removed += done and change.old is None
-        fixed: list[TreeEntry] = []
+        self._remove_all([each for each in changes if each.old is None or each.kind == "type"])
         made: dict[bytes, None] = {}
         for change in changes:
             old, new = change.old, change.new
             if old is None:
                 continue
             if old.type == "directory":
+                self._touched.add(old.path)
                 if new is None or new.type != "directory":
                     self._try(old.path, self._make_directory, old)
-                self._touched.add(old.path)
                 self.n_restored += 1
-            elif new is not None and self._is_fixable(old, new):
-                fixed.append(new)
+            elif new is not None and _is_fixable(old, new):
+                self.n_restored += self._try(old.path, self._fix, new)
             else:
                 made.update(dict.fromkeys(self._with_links(old.path)))
         for path in made:
             self.n_restored += self._try(path, self._replace, self._old[path])
-        for new in fixed:
-            if new.path not in made:
-                self.n_restored += self._try(new.path, self._fix, new)
-        for path in sorted(self._touched, key=in_walk_order, reverse=True):
-            if path in self._old:
-                self._try(path, self._finish_directory, self._old[path])
+        for path in sorted(self._touched & self._old.keys(), key=in_walk_order, reverse=True):
+            self._try(path, self._finish_directory, self._old[path])
+
+    def _remove_all(self, changes: list[TreeChange]) -> None:
+        gone: bytes | None = None
+        for change in changes:
+            assert change.new is not None, "created, or of another type"
+            done = gone is not None and change.path.startswith(gone)
+            if not done:
+                done = self._try(change.path, self._remove, change.new)
+                gone = change.path + b"/" if done and change.new.type == "directory" else gone
+            self.n_removed += done and change.old is None
 
     def _with_links(self, path: bytes) -> Iterable[bytes]:
         """The names of a file, the first of the checkpoint first."""
@@ -122,38 +120,21 @@ class _Restore:
             return (path,)
         return (name for name, its_first in self._groups.items() if its_first == first)
 
-    def _is_fixable(self, old: TreeEntry, new: TreeEntry) -> bool:
-        """Whether the file is as before but for its attributes, also for its hard links."""
-        return (
-            old.type == new.type
-            and not new.trouble
-            and old.n_links == new.n_links
-            and (new.n_links == 1 or (old.device, old.inode) == (new.device, new.inode))
-            and not has_other_content(old, new)
-            and not new.attributes.get(FLAGS)
-        )
-
     def _try(self, path: bytes, act: Callable[[TreeEntry], None], entry: TreeEntry) -> bool:
-        """Return whether the step was done. Files that forbid changes lose the flag first."""
-        for is_last in (False, True):
-            try:
-                if self._parts.stop():
-                    raise TreeChanged
-                act(entry)
-                return True
-            except OSError as error:
-                if error.errno == errno.EPERM and not is_last and self._clear_flags(path):
-                    continue
-                self._note(path, error.strerror or "input/output error")
-            except TreeChanged:
-                self._note(path, "the directory was changed meanwhile")
-            except ExecdError as error:
-                self._note(path, error.message)
-            return False
-        raise AssertionError("the second round returns")
-
-    def _note(self, path: bytes, message: str) -> None:
+        """Return whether the step was done."""
+        try:
+            if self._parts.stop():
+                raise TreeChanged
+            act(entry)
+            return True
+        except OSError as error:
+            message = reason_of(error)
+        except TreeChanged:
+            message = "the directory was changed meanwhile"
+        except ExecdError as error:
+            message = error.message
         self.troubles.append(Trouble(full_path(self._manifest.root, path), message))
+        return False
 
     # Steps. Each raises OSError, TreeChanged.
 
@@ -259,14 +240,17 @@ class _Restore:
         finally:
             os.close(fd)
 
-    def _clear_flags(self, path: bytes) -> bool:
-        """Clear the flags that forbid changes, of the file and of its directory. Return whether
-        there were any."""
-        try:
-            parent, name = self.directories.open_parent(path)
-            return _clear_flags(parent, b".") | _clear_flags(parent, name)
-        except OSError:
-            return False
+
+def _is_fixable(old: TreeEntry, new: TreeEntry) -> bool:
+    """Whether the file is as before but for its attributes. A file with several names is always
+    made again."""
+    return (
+        old.type == new.type
+        and not new.trouble
+        and old.n_links == new.n_links == 1
+        and not has_other_content(old, new)
+        and FLAGS not in new.attributes
+    )
 
 
 def _set_link_attributes(parent: int, name: bytes, entry: TreeEntry) -> None:
@@ -283,21 +267,10 @@ def _set_attributes(fd: int, info: os.stat_result, entry: TreeEntry) -> None:
     if (info.st_uid, info.st_gid) != (entry.uid, entry.gid):
         os.chown(path, entry.uid, entry.gid)
     os.chmod(path, entry.mode)  # after chown(2), which clears setuid
-    present = read_attributes(fd, b"", with_flags=False)
+    present = read_attributes(path)
     for name in present.keys() - entry.attributes.keys():
         os.removexattr(path, name)
     for name, value in entry.attributes.items():
         if name != FLAGS and present.get(name) != value:
             os.setxattr(path, name, value)
     os.utime(path, ns=(info.st_atime_ns, entry.modified_ns))
-
-
-def _clear_flags(parent: int, name: bytes) -> bool:
-    try:
-        fd = os.open(name, READ_FILE, dir_fd=parent)
-    except OSError:
-        return False
-    try:
-        return clear_flags(fd)
-    finally:
-        os.close(fd)
