@@ -370,11 +370,12 @@ py(
     "    os.utime(path, ns=(s.st_atime_ns, s.st_mtime_ns))",
 )
 sh("sparse", "file", "truncate -s 1G work/file; truncate -s 2G tmp/huge")
-sh(
+py(
     "hole_punched",
     "file",
-    'python3 -c \'import ctypes, os; fd = os.open("work/data", os.O_RDWR);'
-    " ctypes.CDLL(None).fallocate(fd, 3, ctypes.c_long(4096), ctypes.c_long(8192))'",
+    "import ctypes, os\nfd = os.open('work/data', os.O_RDWR)\n"
+    "if ctypes.CDLL(None).fallocate(fd, 3, ctypes.c_long(4096), ctypes.c_long(8192)):\n"
+    "    os.pwrite(fd, bytes(8192), 4096)  # gVisor punches no holes",
 )
 sh("hard_link_to_the_outside", "file", "mkdir -p outside/free; ln work/file outside/free/$$")
 sh(
