@@ -51,6 +51,10 @@ def commands(seed: int, seconds: float, properties: list[str]) -> dict[str, list
         "openapi": ["tests.openapi", "--cases", str(N_CASES), "--seed", str(seed)],
         "readers": [*PYTEST, "tests/readers"],
         "cuts": [*PYTEST, "tests/client/test_cuts.py"],
+        "resets": [
+            *("tests.conformance.reset_rounds", "--rounds", "10000", *limited),
+            *("--namespaces", "off" if seed % 4 == 0 else "require"),
+        ],
     }
 
 

@@ -8,7 +8,7 @@ processes are looked for in /proc of the machine.
 from __future__ import annotations
 
 import contextlib
-import errno
+import fcntl
 import hashlib
 import os
 import stat
@@ -56,7 +56,7 @@ class Facts(NamedTuple):
 def see_files(root: str, *, is_watched: bool = False) -> dict[bytes, Facts]:
     """All names below the root, and the root itself (b""). ``is_watched``: without the times of
     directories, which change when a file was made and removed again."""
-    found: dict[bytes, tuple[os.stat_result, bytes, tuple[tuple[bytes, bytes], ...]]] = {}
+    found: dict[bytes, Look] = {}
     try:
         top = os.open(root, FOLDER)
     except OSError as error:
@@ -92,7 +92,10 @@ def see_files(root: str, *, is_watched: bool = False) -> dict[bytes, Facts]:
     return seen
 
 
-def _see_below(top: int, start: bytes, found: dict) -> None:
+Look = tuple[os.stat_result, bytes, tuple[tuple[bytes, bytes], ...]]
+
+
+def _see_below(top: int, start: bytes, found: dict[bytes, Look]) -> None:
     stack = [(os.dup(top), start)]
     try:
         while stack:
@@ -100,33 +103,38 @@ def _see_below(top: int, start: bytes, found: dict) -> None:
             try:
                 for name in os.listdir(f"/proc/self/fd/{folder}".encode()):
                     below = path + b"/" + name if path else name
-                    info = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                    content, attributes, fd = b"", (), -1
-                    if stat.S_ISLNK(info.st_mode):
-                        content = os.readlink(name, dir_fd=folder)
-                    elif stat.S_ISREG(info.st_mode) or stat.S_ISDIR(info.st_mode):
-                        try:
-                            fd = os.open(
-                                name,
-                                FOLDER if stat.S_ISDIR(info.st_mode) else READ,
-                                dir_fd=folder,
-                            )
-                            attributes = _attributes(fd)
-                            if stat.S_ISREG(info.st_mode):
-                                content = _hash(fd)
-                        except OSError as error:
-                            content = _reason(error)
-                    found[below] = (info, content, attributes)
-                    if fd >= 0:
-                        if stat.S_ISDIR(info.st_mode):
-                            stack.append((fd, below))
-                        else:
-                            os.close(fd)
+                    with contextlib.suppress(FileNotFoundError):  # removed at this moment
+                        found[below], inner = _see_one(folder, name)
+                        if inner >= 0:
+                            stack.append((inner, below))
             finally:
                 os.close(folder)
     finally:
         for folder, _ in stack:
             os.close(folder)
+
+
+def _see_one(folder: int, name: bytes) -> tuple[Look, int]:
+    """With the descriptor of a directory, or -1."""
+    try:
+        info = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except PermissionError as error:
+        return (os.fstat(folder), _reason(error), ()), -1
+    is_folder = stat.S_ISDIR(info.st_mode)
+    try:
+        if stat.S_ISLNK(info.st_mode):
+            return (info, os.readlink(name, dir_fd=folder), ()), -1
+        if not is_folder and not stat.S_ISREG(info.st_mode):
+            return (info, b"", ()), -1
+        fd = os.open(name, FOLDER if is_folder else READ, dir_fd=folder)
+    except OSError as error:  # not readable, or another one by now
+        return (info, _reason(error), ()), -1
+    if is_folder:
+        return (info, b"", _attributes(fd)), fd
+    try:
+        return (info, _hash(fd), _attributes(fd)), -1
+    finally:
+        os.close(fd)
 
 
 def _reason(error: OSError) -> bytes:
@@ -143,16 +151,14 @@ def _hash(fd: int) -> bytes:
 def _attributes(fd: int) -> tuple[tuple[bytes, bytes], ...]:
     found = []
     with contextlib.suppress(OSError):
-        for name in os.listxattr(fd):
-            if name.startswith(WATCHED_ATTRIBUTES):
-                found.append((name.encode(), os.getxattr(fd, name)))
-    try:
-        import fcntl
-
+        found.extend(
+            (name.encode(), os.getxattr(fd, name))
+            for name in os.listxattr(fd)
+            if name.startswith(WATCHED_ATTRIBUTES)
+        )
+    flags = 0
+    with contextlib.suppress(OSError):  # a file system without flags
         flags = struct.unpack("=q", fcntl.ioctl(fd, GET_FLAGS, bytes(8)))[0] & WATCHED_FLAGS
-    except OSError as error:
-        assert error.errno in (errno.ENOTTY, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL), error
-        flags = 0
     if flags:
         found.append((b"flags", bytes((flags,))))
     return tuple(sorted(found))

@@ -41,6 +41,7 @@ def text(path):
     return ""
 
 
+OWN_LIMITS = (resource.RLIMIT_RSS, resource.RLIMIT_NPROC)  # execd gives each program others
 HIDDEN = ("EXECD_EXECUTION_ID", "TRACEPARENT", "_", "SHLVL")
 print(
     json.dumps(
@@ -48,7 +49,7 @@ print(
             "umask": mask,
             "cwd": os.getcwd(),
             "environment": {k: v for k, v in sorted(os.environ.items()) if k not in HIDDEN},
-            "limits": [resource.getrlimit(each) for each in range(10) if each != 5],
+            "limits": [resource.getrlimit(each) for each in range(10) if each not in OWN_LIMITS],
             "nice": os.nice(0),
             "oom": text("/proc/self/oom_score_adj"),
             "shm": names("/dev/shm"),

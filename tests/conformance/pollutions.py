@@ -6,14 +6,16 @@ After a reset the pollution is gone, or the reply names it; ``stays`` says where
 
 from __future__ import annotations
 
+import contextlib
 import json
-import socket
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
 
 from ..free_port import free_port
+from .eyes import Finding
 from .target import READ_SECONDS, wait_until
 from .world import connect_probe, in_thread, wait_for
 
@@ -37,6 +39,8 @@ class Pollution:
     """Where a reset may name the pollution instead of removing it."""
     is_drawn: bool = True
     """Whether random sequences have it."""
+    needs_tmpfs: bool = False
+    """Only where the base dir is a small file system of its own."""
 
 
 TABLE: list[Pollution] = []
@@ -120,8 +124,10 @@ loop(
     "import time\ntime.sleep(0.02)\nif os.fork():\n    os._exit(0)",
 )
 loop("not_dumpable", "import ctypes\nctypes.CDLL(None).prctl(4, 0, 0, 0, 0)")
-loop("cwd_removed", "import os\nos.makedirs('work/gone/x')\nos.chdir('work/gone/x')\n"
-     "os.rmdir('../x')")
+loop(
+    "cwd_removed",
+    "import os\nos.makedirs('work/gone/x')\nos.chdir('work/gone/x')\nos.rmdir('../x')",
+)
 loop("holds_a_deleted_file", "f = open('work/held', 'w+')\nimport os\nos.unlink('work/held')")
 loop(
     "file_locks",
@@ -143,13 +149,13 @@ loop(
     "re_creates_files_as_fast_as_it_can",
     "import itertools",
     "import time\nend = time.monotonic() + 0.2\nfor n in itertools.count():\n"
-    "    for path in (f'work/fresh-{n % 50}', 'work/file', 'home/.bashrc', f'tmp/{n % 7}'):\n"
+    "    for path in (f'work/f-{n % 50}', 'work/file', 'home/.bashrc', f'tmp/{n % 7}'):\n"
     "        try:\n            open(path, 'a').write('x')\n        except OSError: pass\n"
     "    if time.monotonic() > end: break",
 )
 loop(
     "writes_through_an_open_directory",
-    "import os\nfd = os.open('work', os.O_RDONLY)\nos.rename('work', f'outside/work-{os.getpid()}')",
+    "import os\nfd = os.open('work', os.O_RDONLY)\nos.rename('work', f'outside/w-{os.getpid()}')",
     "os.close(os.open('planted', os.O_CREAT | os.O_WRONLY, dir_fd=fd))",
 )
 loop(
@@ -161,7 +167,7 @@ loop(
     "        os.unlink('work/sub')\n        os.rename('work/sub-kept', 'work/sub')\n"
     "    except OSError: pass",
 )
-sh("stopped_process", "process", "setsid sleep 1000 > /dev/null 2>&1 < /dev/null & kill -STOP $!")
+loop("stopped_process", "import os, signal", "os.kill(os.getpid(), signal.SIGSTOP)")
 sh(
     "stops_the_warden",
     "process",
@@ -280,15 +286,17 @@ with zipfile.ZipFile("polluting-1.0-py3-none-any.whl", "w") as wheel:
     wheel.writestr("polluting.py", "x = 1\n")
     base = "polluting-1.0.dist-info/"
     wheel.writestr(base + "METADATA", "Metadata-Version: 2.1\nName: polluting\nVersion: 1.0\n")
-    wheel.writestr(base + "WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-    wheel.writestr(base + "RECORD", "polluting.py,,\n" + "".join(base + n + ",,\n" for n in ("METADATA", "WHEEL", "RECORD")))
+    kind = "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    wheel.writestr(base + "WHEEL", kind)
+    names = ["polluting.py", *(base + n for n in ("METADATA", "WHEEL", "RECORD"))]
+    wheel.writestr(base + "RECORD", "".join(n + ",,\n" for n in names))
 END
 python3 -m pip install --user --no-index --no-deps --break-system-packages \
     --disable-pip-version-check ./polluting-1.0-py3-none-any.whl > pip.log 2>&1 || {
     site=$(python3 -m site --user-site); mkdir -p "$site"
     python3 -m zipfile -e polluting-1.0-py3-none-any.whl "$site"; }""",
 )
-SITE = "site=$(python3 -m site --user-site); mkdir -p \"$site\"; "
+SITE = 'site=$(python3 -m site --user-site); mkdir -p "$site"; '
 sh("pth", "state", SITE + "echo 'import wave' > \"$site/evil.pth\"")
 sh("usercustomize", "state", SITE + "echo 'import wave' > \"$site/usercustomize.py\"")
 sh("sitecustomize", "file", SITE + "echo 'import wave' > \"$site/sitecustomize.py\"")
@@ -300,8 +308,11 @@ sh(
 sh("environment_files", "file", "echo A=b > home/.env; echo A=b > home/.pam_environment")
 sh("crontab", "file", "mkdir -p home/spool; echo '* * * * * evil' > home/spool/crontab")
 sh("program_on_the_path", "file", "mkdir -p home/.local/bin; cp bin/tool home/.local/bin/ls")
-sh("python_replaced", "file", "cp bin/tool bin/python3; cp bin/tool home/python; cp bin/tool python"
-   "; rm python")
+sh(
+    "python_replaced",
+    "file",
+    "cp bin/tool bin/python3; cp bin/tool home/python; cp bin/tool python; rm python",
+)
 sh("tool_replaced", "file", "printf '#!/bin/sh\\necho evil\\n' > bin/tool")
 py(
     "mmap_write",
@@ -345,7 +356,7 @@ def map_before(how: str) -> Callable[[World], object]:
 
 def write_mapped(world: World) -> None:
     number = world.mapped
-    (world.base / f"outside/go-{number}").touch()
+    Path(f"{world.view}/outside/go-{number}").touch()
     wait_for(world, f"outside/done-{number}")
 
 
@@ -359,14 +370,19 @@ py(
     "    os.utime(path, ns=(s.st_atime_ns, s.st_mtime_ns))",
 )
 sh("sparse", "file", "truncate -s 1G work/file; truncate -s 2G tmp/huge")
-sh(
+py(
     "hole_punched",
     "file",
-    "python3 -c 'import ctypes, os; fd = os.open(\"work/data\", os.O_RDWR);"
-    " ctypes.CDLL(None).fallocate(fd, 3, ctypes.c_long(4096), ctypes.c_long(8192))'",
+    "import ctypes, os\nfd = os.open('work/data', os.O_RDWR)\n"
+    "if ctypes.CDLL(None).fallocate(fd, 3, ctypes.c_long(4096), ctypes.c_long(8192)):\n"
+    "    os.pwrite(fd, bytes(8192), 4096)  # gVisor punches no holes",
 )
 sh("hard_link_to_the_outside", "file", "mkdir -p outside/free; ln work/file outside/free/$$")
-sh("hard_link_from_the_outside", "file", "ln outside/file work/mine; ln -f outside/sub/a work/sub/a")
+sh(
+    "hard_link_from_the_outside",
+    "file",
+    "ln outside/file work/mine; ln -f outside/sub/a work/sub/a",
+)
 sh(
     "write_through_a_hard_link",
     "file",
@@ -384,21 +400,33 @@ sh("deleted_root", "file", "rm -rf work")
 sh("root_is_a_link", "file", "rm -rf home; ln -s outside home", is_drawn=True)
 sh("root_is_a_file", "file", "rm -rf bin; echo x > bin")
 sh("emptied_root", "file", "rm -rf work/* work/.[!.]*")
-sh("file_for_directory", "file", "rm -rf work/sub; echo x > work/sub; rm work/file; mkdir work/file")
+sh(
+    "file_for_directory",
+    "file",
+    "rm -rf work/sub; echo x > work/sub; rm work/file; mkdir work/file",
+)
 sh("mode_000_file", "file", "chmod 000 work/file work/data")
 sh("mode_000_directory", "file", "echo x > work/sub/new; chmod 000 work/sub/deep work/sub")
 sh("mode_000_root", "file", "echo x > work/new; chmod 000 work")
 sh("modes", "file", "chmod 777 work/secret work; chmod 1777 home; chmod 644 work/run work/empty")
 sh("setuid", "file", "chmod u+s work/run; cp bin/tool tmp/s; chmod 6755 tmp/s; chmod g+s work/sub")
-py("owner", "file", "import os\ntry: os.chown('work/file', 1234, 1234)\n"
-   "except OSError: os.chmod('work/file', 0o646)")
+py(
+    "owner",
+    "file",
+    "import os\ntry: os.chown('work/file', 1234, 1234)\n"
+    "except OSError: os.chmod('work/file', 0o646)",
+)
 py(
     "times_set_back",
     "file",
     "import os\ns = os.stat('work/data')\nwith open('work/data', 'r+b') as f: f.write(b'Z')\n"
     "os.utime('work/data', ns=(s.st_atime_ns, s.st_mtime_ns))",
 )
-sh("touched", "file", "touch -d 2001-02-03 work/file work/sub work; touch -h -d 2001-01-01 work/link")
+sh(
+    "touched",
+    "file",
+    "touch -d 2001-02-03 work/file work/sub work; touch -h -d 2001-01-01 work/link",
+)
 py(
     "attributes",
     "file",
@@ -448,7 +476,8 @@ py(
     "file",
     "for name in (b'a' * 255, b'\\xff' * 255, b'\\n', b' ', b'-rf', b'\\x01\\x1b[2J', b'%2e%2e',"
     " b'\"', b'\\\\', b'.execd-tmp', b'.execd-deleted'):\n"
-    "    open(b'work/' + name, 'w').close()\n    import os\n    os.makedirs(b'home/' + name, exist_ok=True)",
+    "    open(b'work/' + name, 'w').close()\n    import os\n"
+    "    os.makedirs(b'home/' + name, exist_ok=True)",
 )
 py(
     "five_thousand_files",
@@ -458,8 +487,19 @@ py(
     is_drawn=False,
 )
 sh("much_data", "file", "head -c 64M /dev/zero > tmp/fill; head -c 8M /dev/urandom > work/data")
-sh("temporary_names_of_execd", "file", "for n in 1 2; do echo x > work/.execd-$n; done; "
-   "echo x > work/.execd-tmp-0123456789abcdef; mkdir work/.execd-d")
+sh(
+    "temporary_names_of_execd",
+    "file",
+    "for n in 1 2; do echo x > work/.execd-$n; done; "
+    "echo x > work/.execd-tmp-0123456789abcdef; mkdir work/.execd-d",
+)
+sh(
+    "filled_disk",
+    "file",
+    ": > work/data; cat /dev/zero > work/fill 2>/dev/null; echo x > tmp/more; rm -f work/file",
+    is_drawn=False,
+    needs_tmpfs=True,
+)
 sh("truncated", "file", ": > work/file; : > work/data; echo -n x >> work/empty-file")
 sh("names_swapped", "file", "cd work; mv file x; mv run file; mv x run")
 
@@ -471,8 +511,8 @@ def python_session(world: World) -> None:
     world.client.post("/v1/sessions", json=body)
     code = (
         "import os, sys, subprocess; x = 1; os.environ['EVIL'] = '1'; os.umask(0); os.chdir('/')\n"
-        "open('%s', 'w').close()\n"
-        "subprocess.Popen(['sleep', '1000'])" % f"{world.base}/work/by-session"
+        f"open('{world.base}/work/by-session', 'w').close()\n"
+        "subprocess.Popen(['sleep', '1000'])"
     )
     world.client.post("/v1/sessions/kept/execute", json={"code": code})
     world.client.post("/v1/code", json={"code": "import builtins; builtins.print = None"})
@@ -489,10 +529,8 @@ def bash_session(world: World) -> None:
     body = {"command": command + "sleep 1000 > /dev/null 2>&1 &"}
     httpx.post(url, json=body, timeout=READ_SECONDS, trust_env=False)
 
-    def look() -> list:  # type: ignore[type-arg]
+    def look() -> list[Finding]:
         reply = httpx.post(url, json={"command": "true"}, timeout=READ_SECONDS, trust_env=False)
-        from .eyes import Finding
-
         lives = reply.status_code == 200
         return [Finding("state", "bash session", reply.text[:200])] if lives else []
 
@@ -577,18 +615,18 @@ row("streamed_execution", "process", follower)
 
 def half_a_request(world: World) -> None:
     body = json.dumps({"command": "echo late > work/late"}).encode()
-    connection: socket.socket = world.target.connect()
+    connection = world.target.connect()
     world.closers.append(connection.close)
-    head = f"POST /execute HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        "POST /execute HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
     connection.sendall(head.encode() + body[:8])
     world.shell("echo x > work/beside")
 
-    def finish() -> list:  # type: ignore[type-arg]
-        try:
+    def finish() -> None:
+        with contextlib.suppress(OSError):
             connection.sendall(body[8:])
-        except OSError:
-            pass
-        return []
 
     world.finishers.append(finish)
 

@@ -1,7 +1,7 @@
 """Random sequences of pollutions and resets, judged from outside.
 
     python -m tests.conformance.reset_rounds [--rounds 100] [--seconds S] [--seed 0]
-        [--namespaces require|off] [--dir DIR]
+        [--namespaces require|off] [--tmpfs]
 
 All rounds have one daemon. After each reset: ``clean: true`` and the judge finds nothing, or
 ``clean: false`` and everything that the judge finds is named. At the end the daemon's memory,
@@ -12,6 +12,7 @@ a finding.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import sys
@@ -20,11 +21,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .. import found
+from . import eyes
 from .pollutions import TABLE
 from .world import World, is_named
 
 if TYPE_CHECKING:
-    from . import eyes
     from .pollutions import Pollution
 
 DRAWN = [pollution for pollution in TABLE if pollution.is_drawn]
@@ -92,10 +94,10 @@ class Sizes(NamedTuple):
 def sizes(world: World) -> Sizes:
     """Of a daemon on this machine."""
     pss_bytes = 0
-    with open(f"/proc/{world.target.pid}/smaps_rollup") as file:
-        for line in file:
-            if line.startswith("Pss:"):
-                pss_bytes = int(line.split()[1]) * 1024
+    with contextlib.suppress(FileNotFoundError):  # gVisor has none
+        text = Path(f"/proc/{world.target.pid}/smaps_rollup").read_text()
+        pss_bytes = int(text.partition("\nPss:")[2].split()[0]) * 1024
+    pss_bytes = pss_bytes or world.target.resident_bytes()
     files = [
         os.path.join(folder, name)
         for folder, _, names in os.walk(world.folder / "state")
@@ -117,7 +119,8 @@ def judge_reply(
     else:
         unnamed = [finding for finding in findings if not is_named(finding, differences)]
         assert not unnamed, f"not named: {unnamed}\n{reply}"
-    assert world.see_outside() == outside, "the reset has touched what is outside of the roots"
+    touched = list(eyes.compare_files(f"{world.base}/outside", outside, world.see_outside()))
+    assert not touched, f"the reset has touched what is outside of the roots: {touched}\n{reply}"
     return findings
 
 
@@ -128,6 +131,7 @@ class Rounds:
         self.world, self.seed = world, seed
         self.n_clean = self.n_named = self.n_seen = 0
         self.needs_checkpoint = True
+        world.is_patient = False
 
     def play(self, number: int) -> list[str]:
         """One round. Return the names of its pollutions. Raises AssertionError."""
@@ -143,7 +147,9 @@ class Rounds:
         try:
             for pollution in chosen:
                 if pollution.prepare is not None:
+                    world.is_patient = True  # nothing has been polluted yet
                     pollution.prepare(world)
+                    world.is_patient = False
                     renews = True
             if renews or self.needs_checkpoint:
                 world.checkpoint()
@@ -151,7 +157,7 @@ class Rounds:
             for pollution in chosen:
                 try:
                     pollution.pollute(world)
-                except (AssertionError, LookupError):
+                except (AssertionError, LookupError, OSError):
                     pass  # the pollutions before may have taken what this one needs
             for scramble in range(scrambles):
                 world.python(SCRAMBLE, f"{self.seed} {number} {scramble}")
@@ -167,7 +173,8 @@ class Rounds:
                 self.needs_checkpoint = True
         except AssertionError as error:
             raise AssertionError(
-                f"seed {self.seed}, round {number}: {names}, {scrambles} scrambles, {verify}\n{error}"
+                f"seed {self.seed}, round {number}: {names}, {scrambles} scrambles, {verify}\n"
+                f"{error}"
             ) from error
         finally:
             world.end_round()
@@ -181,12 +188,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="default: random")
     parser.add_argument("--first", type=int, default=0, help="the number of the first round")
     parser.add_argument("--namespaces", choices=["require", "off"], default="require")
-    parser.add_argument("--dir", help="where the sandbox lies; default: a temporary folder")
+    parser.add_argument("--tmpfs", action="store_true", help="the base dir is a tmpfs (as root)")
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else random.randrange(10**9)
     end = time.monotonic() + options.seconds
-    with tempfile.TemporaryDirectory(dir=options.dir, ignore_cleanup_errors=True) as folder:
-        world = World(Path(folder), f"--namespaces={options.namespaces}")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        world = World(Path(folder), f"--namespaces={options.namespaces}", has_tmpfs=options.tmpfs)
         rounds = Rounds(world, seed)
         early, n_done, n_failed = None, 0, 0
         for number in range(options.first, options.first + options.rounds):
@@ -200,6 +207,8 @@ def main() -> int:
             except AssertionError as error:
                 print(f"{error}\n{world.target.log_text()[-2000:]}", flush=True)
                 n_failed += 1
+                name = f"{seed}-{number}-{options.namespaces}"
+                found.keep("resets", name, str(error).encode(errors="replace"))
                 if n_failed >= 5:
                     break
                 world.put_right()

@@ -3,18 +3,19 @@ judge, who looks from outside and must see the pollution before the reset."""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 
 from .conftest import SHAPES
-from .pollutions import ALWAYS, TABLE, WITHOUT_NAMESPACES
+from .pollutions import ALWAYS, BY_NAME, TABLE, WITHOUT_NAMESPACES
 from .reset_rounds import judge_reply
-from .target import can_start
+from .target import LAUNCHER, can_start
 from .world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from .pollutions import Pollution
 
@@ -27,28 +28,71 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module", params=list(SHAPES))
-def world(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[World]:
-    """One sandbox for all pollutions of a shape: each begins where a reset has ended."""
-    made = World(tmp_path_factory.mktemp("world"), *SHAPES[request.param])
-    yield made
-    made.close()
+ON_TMPFS = (
+    *("filled_disk", "mmap_write", "mmap_over_the_checkpoint_read", "truncated", "sparse"),
+    *("mmap_over_the_checkpoint_dirty", "times_set_back", "same_size_in_the_same_tick"),
+    *("hard_link_parted", "modes", "deleted_root", "hostile_names", "attributes", "touched"),
+)
+"""Writes whose traces depend on the file system."""
+
+
+Place = tuple[str, bool]
+"""A shape of the daemon, and whether the base dir is a tmpfs."""
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Place], World]]:
+    """One sandbox for all pollutions of a place: each begins where a reset has ended."""
+    made: dict[Place, World] = {}
+
+    def get(place: Place) -> World:
+        if place not in made:
+            shape, has_tmpfs = place
+            folder = tmp_path_factory.mktemp("world")
+            made[place] = World(folder, *SHAPES[shape], has_tmpfs=has_tmpfs)
+        return made[place]
+
+    yield get
+    for world in made.values():
+        world.close()
+
+
+@pytest.fixture
+def world(worlds: Callable[[Place], World], place: Place) -> World:
+    return worlds(place)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "pollution" not in metafunc.fixturenames:
+        return
+    cases = [
+        pytest.param((shape, False), row, id=f"{shape}-{row.name}")
+        for shape in SHAPES
+        for row in TABLE
+        if not row.needs_tmpfs
+    ]
+    may_mount = os.geteuid() == 0 and not LAUNCHER
+    cases += [
+        pytest.param(
+            ("namespaces", True),
+            BY_NAME[name],
+            id=f"tmpfs-{name}",
+            marks=pytest.mark.skipif(not may_mount, reason="mounts a tmpfs beside the daemon"),
+        )
+        for name in ON_TMPFS
+    ]
+    metafunc.parametrize(("place", "pollution"), cases)
 
 
 @pytest.fixture(autouse=True)
-def nothing_leaks(world: World) -> Iterator[None]:
+def nothing_leaks() -> None:
     """Replaces the guard of the suite, which would count what the module's sandbox holds."""
-    yield
-    world.end_round()
 
 
 def test_table_has_at_least_forty_kinds_of_pollution() -> None:
     assert len(TABLE) >= 40
 
 
-@pytest.mark.parametrize("pollution", TABLE, ids=lambda pollution: pollution.name)
 def test_after_a_reset_each_pollution_is_gone_or_named(world: World, pollution: Pollution) -> None:
     if pollution.prepare is not None:
         pollution.prepare(world)

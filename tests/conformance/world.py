@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import socket
 import threading
 import time
@@ -35,9 +36,11 @@ ROOTS, WATCHED, OUTSIDE = ("work", "home", "tmp", "bin"), "watched", "outside"
 GOING_SECONDS = 5.0
 """How long a process that is new since the reset may look like one of user code: the zygote renames
 itself when it has started."""
-PROGRAM_SECONDS = 20.0
+PROGRAM_SECONDS = 10.0
 """How long a program of a pollution may take: it may wait for a writer to a FIFO."""
+READY_SECONDS = 2.0
 OWN_NAMES = ("xd0", "xd1")
+ON_TMPFS = 'mount -t tmpfs -o size=64m,mode=777 none "$0" && exec "$@"'
 FILL = r"""
 import os
 os.umask(0o022)
@@ -92,7 +95,11 @@ def exists_in_kernel(key: int, queue: str) -> list[str]:
     return found
 
 
-CALLS = {"segment": ("shmget", (0, 0)), "semaphore": ("semget", (0, 0)), "message": ("msgget", (0,))}
+CALLS = {
+    "segment": ("shmget", (0, 0)),
+    "semaphore": ("semget", (0, 0)),
+    "message": ("msgget", (0,)),
+}
 LOOK_IN_KERNEL = f"""
 import contextlib, ctypes, json, os, sys
 CALLS = {CALLS!r}
@@ -112,7 +119,9 @@ class Seen:
 class World:
     """``close`` ends the daemon."""
 
-    def __init__(self, folder: Path, *flags: str, **options: Any) -> None:
+    def __init__(self, folder: Path, *flags: str, has_tmpfs: bool = False, **options: Any) -> None:
+        """``has_tmpfs``: the base dir is a small tmpfs, in a mount namespace of the daemon. For
+        root, and a daemon on this machine."""
         self.folder = folder
         self.mark = f"pollution-{os.urandom(6).hex()}"
         self.key = int.from_bytes(os.urandom(3), "big") + (1 << 24)
@@ -121,6 +130,9 @@ class World:
         self.base.chmod(0o777)
         ports = dialect_ports("opensandbox")
         self.bash_url = f"http://127.0.0.1:{ports['opensandbox']}"
+        if has_tmpfs:
+            options["below"] = ("unshare", "--mount", "sh", "-c", ON_TMPFS, str(self.base))
+        self.has_tmpfs = has_tmpfs
         self.target: Target = start(
             folder,
             *flags,
@@ -137,15 +149,16 @@ class World:
             **options,
         )
         self.is_local = self.target.pid is not None
-        self.client = httpx.Client(
-            base_url=self.target.url, timeout=READ_SECONDS, trust_env=False
-        )
+        self.view = f"/proc/{self.target.pid}/root{self.base}" if has_tmpfs else str(self.base)
+        """The base dir, as the judge reaches it."""
+        self.client = httpx.Client(base_url=self.target.url, timeout=READ_SECONDS, trust_env=False)
         self.has_namespaces = self.target.claims_namespaces()
         self.probes: list[Callable[[], Iterable[Finding]]] = []
         self.closers: list[Callable[[], object]] = []
         self.finishers: list[Callable[[], object]] = []
         """What callers of the former episode do after the reset."""
         self.mapped = ""
+        self.is_patient = True
         self.lived: set[tuple[int, int]] = set()
         self.wardens: dict[str, int] = {}
         """The PID namespaces of the round's wardens. The kernel gives the number of a namespace to
@@ -165,7 +178,9 @@ class World:
     # Acts of user code.
 
     def run(self, *, check: bool = False, **fields: Any) -> dict[str, Any]:
-        reply = self.client.post("/v1/executions", json={"timeout_seconds": PROGRAM_SECONDS, **fields})
+        reply = self.client.post(
+            "/v1/executions", json={"timeout_seconds": PROGRAM_SECONDS, **fields}
+        )
         if check:
             assert reply.status_code in (200, 202), reply.text
             assert reply.json()["exit_code"] in (0, None), reply.text
@@ -251,6 +266,16 @@ class World:
                         os.unlink(f"/dev/shm/{name}")
         assert self.before is not None
 
+    def kill(self) -> None:
+        """For planted faults: end the daemon, and the processes that were to be ended."""
+        self.client.close()
+        self.target.kill()
+        for pid, began in self.lived:
+            process = eyes.see_processes().get(pid)
+            if process is not None and process.start == began:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+
     def renew(self) -> None:
         """Make the tree anew after a pollution that stayed."""
         for name in (*ROOTS, WATCHED, OUTSIDE):
@@ -259,7 +284,7 @@ class World:
                 f" rm -rf {name}"
             )
             if self.is_local:
-                shutil.rmtree(self.base / name, ignore_errors=True)
+                shutil.rmtree(f"{self.view}/{name}", ignore_errors=True)
         self.python(FILL, check=True)
         self._beats = 0
 
@@ -270,13 +295,13 @@ class World:
 
     def see_files(self) -> dict[str, dict[bytes, eyes.Facts]]:
         return {
-            name: eyes.see_files(f"{self.base}/{name}", is_watched=name == WATCHED)
+            name: eyes.see_files(f"{self.view}/{name}", is_watched=name == WATCHED)
             for name in (*ROOTS, WATCHED)
         }
 
     def see_outside(self) -> dict[bytes, eyes.Facts]:
         """What no program of a pollution writes to, unless as a fault of the reset."""
-        found = eyes.see_files(f"{self.base}/{OUTSIDE}")
+        found = eyes.see_files(f"{self.view}/{OUTSIDE}")
         # A file of a root may have had names outside, and has none after its restore.
         return {
             path: facts._replace(n_links=0, links=())
@@ -312,8 +337,10 @@ class World:
             if was != now:
                 found += self._inside_findings(name, was, now)
         if self.is_local:
-            for kind in exists_in_kernel(self.key, f"/{self.mark}"):
-                found.append(Finding("object", self._name_of(kind), "seen from outside"))
+            found.extend(
+                Finding("object", self._name_of(kind), "seen from outside")
+                for kind in exists_in_kernel(self.key, f"/{self.mark}")
+            )
         if self._count_beats() != beats_before:
             found.append(Finding("process", "0", "somebody goes on writing"))
         return found
@@ -371,23 +398,26 @@ class World:
 
     def _count_beats(self) -> int:
         with contextlib.suppress(OSError):
-            return os.stat(self.base / OUTSIDE / "beats").st_size
+            return os.stat(f"{self.view}/{OUTSIDE}/beats").st_size
         return 0
 
     def judge_records(self) -> list[Finding]:
         """What the daemon itself still remembers of the episode."""
-        found = []
-        for path in ("/v1/executions", "/v1/sessions"):
-            for item in self.client.get(path).json()["items"]:
-                found.append(Finding("state", path, str(item)[:300]))
-        return found
+        return [
+            Finding("state", path, str(item)[:300])
+            for path in ("/v1/executions", "/v1/sessions")
+            for item in self.client.get(path).json()["items"]
+        ]
 
 
 def _words_of(pid: int) -> str:
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(
-            errors="replace"
-        )[:300]
+        return (
+            Path(f"/proc/{pid}/cmdline")
+            .read_bytes()
+            .replace(b"\0", b" ")
+            .decode(errors="replace")[:300]
+        )
     return ""
 
 
@@ -468,4 +498,13 @@ def in_thread(world: World, act: Callable[[], object]) -> None:
 
 
 def wait_for(world: World, path: str) -> None:
-    wait_until(lambda: os.path.lexists(world.base / path), 20, f"{path} is there")
+    """Wait for a file that a program makes when it is ready. In random sequences a program may wait
+    for ever: for a writer to a FIFO that an earlier one has made."""
+    place = f"{world.view}/{path}"
+    if world.is_patient:
+        wait_until(lambda: os.path.lexists(place), 20, f"{path} is there")
+        return
+    end = time.monotonic() + READY_SECONDS
+    while not os.path.lexists(place):
+        assert time.monotonic() < end, f"{path} is not there"
+        time.sleep(0.01)

@@ -3,6 +3,7 @@
     fuzz/TARGET/HASH         an input
     properties/HASH.json     a property with the example that failed, as hypothesis' blob
     model/SEED               the steps of the example that failed, one a line
+    resets/SEED-ROUND-POLICY    a round of tests/conformance/reset_rounds.py, with the message
     readers/SEED, cuts/SEED, openapi/SEED    the seed of a run that failed, with the message
 
 EXECD_FOUND names another folder.

@@ -1,0 +1,158 @@
+"""Drawn sequences of pollutions and resets with fixed seeds, and proof that the judge sees faults:
+each planted fault makes a reset that lies, and the judge must complain. `make explore` draws new
+sequences."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .. import found
+from .conftest import SHAPES
+from .pollutions import BY_NAME
+from .reset_rounds import Rounds, judge_reply
+from .target import LAUNCHER, can_start
+from .test_judges import PROGRAM
+from .world import World
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.skipif(
+    not can_start(),
+    reason=(
+        "the daemon runs elsewhere: a reset would end the other tests' commands "
+        "(EXECD_CONFORMANCE_LAUNCHER)"
+    ),
+)
+N_ROUNDS = 6
+FIXED_SEED = 1
+
+VERIFIES_NOTHING = """
+from execd.files.checkpoints import operations
+operations.Operations.verify = lambda *_: operations.Verified("content", [], 0)
+"""
+RESTORES_NO_FILE = (
+    VERIFIES_NOTHING
+    + """
+from execd.files.checkpoints import restore
+restore._Restore._replace = lambda *_: None
+"""
+)
+REMOVES_NOTHING = (
+    VERIFIES_NOTHING
+    + """
+from execd.files.checkpoints import restore
+restore._Restore._remove = lambda *_: None
+"""
+)
+SETS_NO_ATTRIBUTES = (
+    VERIFIES_NOTHING
+    + """
+from execd.files.checkpoints import restore
+restore._set_attributes = lambda *_: None
+"""
+)
+SEES_NO_TRACES = """
+from execd.engine import surroundings
+surroundings.Surroundings.compare = lambda *_, **__: iter(())
+"""
+LEAVES_A_PROCESS = """
+import subprocess
+from execd.engine import reset_steps
+original = reset_steps.ResetSteps.go_on
+async def go_on(self):
+    subprocess.Popen(["sleep", "1000"])
+    await original(self)
+reset_steps.ResetSteps.go_on = go_on
+"""
+ENDS_NOBODY = """
+import subprocess
+from execd.engine import reset_steps, surroundings
+surroundings.Surroundings.wait_gone = lambda *_, **__: []
+halt = reset_steps.ResetSteps._halt
+async def keep(self, run):
+    pass
+reset_steps.ResetSteps._halt = reset_steps.ResetSteps._start = keep
+"""
+FORGETS_NOTHING = """
+from execd.engine.executions import retention
+retention.Retention.end_episode = lambda *_, **__: None
+"""
+NAMES_NOTHING = """
+from execd.engine import reset_outcome
+reset_outcome.DifferenceList.freeze = lambda self: reset_outcome.ResetDifferences(
+    items=[], total=self.total
+)
+"""
+FAULTS = {
+    # name: the fault, a pollution, flags of the daemon, words of the judge
+    "file is not restored": (RESTORES_NO_FILE, "truncated", "require", "work/file"),
+    "deleted directory": (RESTORES_NO_FILE, "deleted_directory", "require", "work/sub/a"),
+    "hard links": (RESTORES_NO_FILE, "hard_link_parted", "require", "links"),
+    "new file stays": (REMOVES_NOTHING, "files_in_tmp", "require", "tmp/a/b/c"),
+    "socket stays": (REMOVES_NOTHING, "unix_socket_that_nobody_holds", "require", "work/socket"),
+    "mode": (SETS_NO_ATTRIBUTES, "modes", "require", "mode: "),
+    "setuid": (SETS_NO_ATTRIBUTES, "setuid", "require", "mode: "),
+    "time": (SETS_NO_ATTRIBUTES, "touched", "require", "modified_ns: "),
+    "attributes": (SETS_NO_ATTRIBUTES, "attributes", "require", "attributes: "),
+    "watched": (VERIFIES_NOTHING, "watched_directory", "require", "watched/passwd"),
+    "shared memory": (SEES_NO_TRACES, "dev_shm", "off", "/dev/shm/"),
+    "System V": (SEES_NO_TRACES, "system_v", "off", "segment"),
+    "POSIX queue": (SEES_NO_TRACES, "posix_queue", "off", "Finding(kind='object'"),
+    "new process": (LEAVES_A_PROCESS, "touched", "require", "sleep 1000"),
+    "old process": (ENDS_NOBODY, "empty_environment", "require", "lived before"),
+    "old process without namespaces": (ENDS_NOBODY, "double_fork", "off", "lived before"),
+    "records": (FORGETS_NOTHING, "touched", "require", "/v1/executions"),
+    "unnamed difference": (NAMES_NOTHING, "watched_mode", "require", "not named"),
+}
+
+
+@pytest.fixture
+def nothing_leaks() -> None:
+    """Replaces the guard of the suite: a world closes what it holds."""
+
+
+@pytest.mark.parametrize("shape", list(SHAPES))
+def test_drawn_pollutions_are_gone_or_named_after_each_reset(tmp_path: Path, shape: str) -> None:
+    world = World(tmp_path, *SHAPES[shape])
+    try:
+        rounds = Rounds(world, FIXED_SEED)
+        for number in range(N_ROUNDS):
+            rounds.play(number)
+        assert rounds.n_clean, "most rounds are clean"
+    finally:
+        world.close()
+
+
+def test_rounds_that_once_failed_pass(tmp_path: Path) -> None:
+    """A case of `make explore` is SEED-ROUND-POLICY."""
+    for case in found.cases("resets"):
+        seed, number, policy = case.name.split("-")
+        world = World(tmp_path / case.name, f"--namespaces={policy}")
+        try:
+            Rounds(world, int(seed)).play(int(number))
+        finally:
+            world.close()
+
+
+@pytest.mark.skipif(bool(LAUNCHER), reason="faults are planted in a daemon of this machine")
+@pytest.mark.parametrize("name", FAULTS)
+def test_judge_of_resets_sees_each_planted_fault(tmp_path: Path, name: str) -> None:
+    fault, pollution, policy, words = FAULTS[name]
+    below = (sys.executable, "-c", PROGRAM.format(fault=fault))
+    world = World(tmp_path, f"--namespaces={policy}", below=below)
+    try:
+        world.checkpoint()
+        BY_NAME[pollution].pollute(world)
+        outside = world.see_outside()
+        reply = world.reset()
+        with pytest.raises(AssertionError) as complaint:
+            judge_reply(world, reply, outside)
+        assert words in str(complaint.value)
+    finally:
+        world.put_right()
+        world.end_round()
+        world.kill()
