@@ -97,10 +97,10 @@ def is_running(target: Target, mark: str) -> bool:
 
 
 def test_reset_ends_everything_and_restores_the_files(sandbox: Target) -> None:
-    output(sandbox, "rm file; echo more > more; setsid sleep 1000 >/dev/null 2>&1 &")
+    output(sandbox, "rm file; echo more > more; setsid sleep 1000.125 >/dev/null 2>&1 &")
     done = reset(sandbox)
     assert (done["clean"], done["differences"]) == (True, {"items": [], "total": 0})
-    assert output(sandbox, "ls; cat file; pgrep -x sleep || true") == "file\nkept\n"
+    assert output(sandbox, "ls; cat file; pgrep -f 'sleep 1000[.]125' || true") == "file\nkept\n"
     assert done["files"] == {"restored": done["files"]["restored"], "removed": 1, "unchanged": 0}
     assert [step["name"] for step in done["steps"]][-1] == "verify"
 

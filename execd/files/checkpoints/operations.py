@@ -32,7 +32,7 @@ from execd.files.checkpoints.entries import (
     Trouble,
     full_path,
 )
-from execd.files.checkpoints.restore import RestoreParts, restore
+from execd.files.checkpoints.restore import restore
 from execd.files.checkpoints.root_places import RootPlace, open_again, open_places
 from execd.files.checkpoints.scan import (
     READ_FILE,
@@ -245,14 +245,12 @@ class Operations:
         top = open_again(manifest.root, makes=True)
         try:
             new = scan(top, manifest.root, how, _former(manifest, by))
-            parts = RestoreParts(
-                top,
-                how.forbidden,
-                lambda digest: self._own(partial(shelf.open_content, digest)),
-                how.stop,
-                how.opened or set(),
-            )
-            return restore(manifest, compare(manifest, new, times=True), parts)
+            changes = compare(manifest, new, times=True)
+
+            def open_content(digest: bytes) -> int:
+                return self._own(partial(shelf.open_content, digest))
+
+            return restore(manifest, changes, top, how, open_content)
         finally:
             os.close(top)
 

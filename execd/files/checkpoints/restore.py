@@ -36,23 +36,10 @@ from execd.files.write import TEMPORARY_PREFIX, replace
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from execd.files.resolve import Forbidden
+    from execd.files.checkpoints.scan import Scanning
 
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _ENTRY = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-class RestoreParts(NamedTuple):
-    """What a restore needs beside the manifest."""
-
-    top: int
-    """The root (O_PATH)."""
-    forbidden: Forbidden
-    open_content: Callable[[bytes], int]
-    """Opens the kept content with a digest; the restore closes it. Raises OSError."""
-    stop: Callable[[], bool]
-    opened: set[bytes]
-    """Directories that the scan has given rights, and that get their modes back."""
 
 
 class Undone(NamedTuple):
@@ -61,25 +48,43 @@ class Undone(NamedTuple):
     troubles: list[Trouble]
 
 
-def restore(manifest: Manifest, changes: list[TreeChange], parts: RestoreParts) -> Undone:
-    """Undo the changes, which are in the order of a walk. Raises nothing for a single file."""
-    run = _Restore(manifest, parts)
+def restore(
+    manifest: Manifest,
+    changes: list[TreeChange],
+    top: int,
+    how: Scanning,
+    open_content: Callable[[bytes], int],
+) -> Undone:
+    """Undo the changes, which are in the order of a walk. Raises nothing for a single file.
+
+    ``top``: the root (O_PATH). ``how``: of the scan that has found the changes. ``open_content``:
+    opens the kept content with a digest; the restore closes it.
+    """
+    run = _Restore(manifest, top, how, open_content)
     with run.directories:
         run.undo(changes)
     return Undone(run.n_restored, run.n_removed, run.troubles)
 
 
 class _Restore:
-    def __init__(self, manifest: Manifest, parts: RestoreParts) -> None:
-        self.directories = Directories(parts.top)
+    def __init__(
+        self,
+        manifest: Manifest,
+        top: int,
+        how: Scanning,
+        open_content: Callable[[bytes], int],
+    ) -> None:
+        self.directories = Directories(top)
         self.n_restored = 0
         self.n_removed = 0
         self.troubles: list[Trouble] = []
         self._manifest = manifest
-        self._parts = parts
+        self._top = top
+        self._how = how
+        self._open_content = open_content
         self._old = {entry.path: entry for entry in manifest.entries}
         self._groups = link_groups(manifest)
-        self._touched = set(parts.opened)
+        self._touched = set(how.opened or ())
         """Directories that get their attributes at the end: also those in which names changed."""
 
     def undo(self, changes: list[TreeChange]) -> None:
@@ -123,7 +128,7 @@ class _Restore:
     def _try(self, path: bytes, act: Callable[[TreeEntry], None], entry: TreeEntry) -> bool:
         """Return whether the step was done."""
         try:
-            if self._parts.stop():
+            if self._how.stop():
                 raise TreeChanged
             act(entry)
             return True
@@ -143,7 +148,7 @@ class _Restore:
         self._touch(entry.path)
         try:
             if entry.type == "directory":
-                remove_below(parent, name, self._parts.forbidden)
+                remove_below(parent, name, self._how.forbidden)
                 self.directories.close()
             else:
                 os.unlink(name, dir_fd=parent)
@@ -190,9 +195,9 @@ class _Restore:
             case "file":
                 fd = os.open(name, _CREATE, 0o600, dir_fd=parent)
                 try:
-                    content = self._parts.open_content(entry.digest)
+                    content = self._open_content(entry.digest)
                     try:
-                        copy_content(content, fd, self._parts.stop)
+                        copy_content(content, fd, self._how.stop)
                     finally:
                         os.close(content)
                 finally:
@@ -215,7 +220,7 @@ class _Restore:
         if entry.path:
             self._set_attributes(*self.directories.open_parent(entry.path), entry)
         else:
-            _set_attributes(self._parts.top, os.fstat(self._parts.top), entry)
+            _set_attributes(self._top, os.fstat(self._top), entry)
 
     def _touch(self, path: bytes) -> None:
         self._touched.add(path.rpartition(b"/")[0])

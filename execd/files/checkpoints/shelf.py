@@ -83,11 +83,14 @@ class Shelf:
     def save(self, checkpoint_id: str, data: bytes) -> None:
         """Put a manifest, as ``encode`` makes one, in place. Raises OSError."""
         name, fd = self._make_file(self._folder)
-        try:
-            write_all(fd, data)
-        finally:
-            os.close(fd)
-        os.rename(name, checkpoint_id + _SUFFIX, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        with undoing(partial(os.unlink, name, dir_fd=self._folder)):
+            try:
+                write_all(fd, data)
+            finally:
+                os.close(fd)
+            os.rename(
+                name, checkpoint_id + _SUFFIX, src_dir_fd=self._folder, dst_dir_fd=self._folder
+            )
 
     def remove(self, checkpoint_id: str) -> None:
         """Remove a manifest. The contents go with the next ``sweep``. Raises OSError."""
