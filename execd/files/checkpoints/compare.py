@@ -2,9 +2,10 @@
 
 A file has changed if its content, its owner, its attributes or its hard links differ. Device, inode
 and ctime are no change: a restored file has others. The time of the last change of the content
-counts only for a restore and its proof (``times``): a harness that takes the work of an agent does
+counts only for a restore and its proof (``setter``): a harness that takes the work of an agent does
 not ask who called touch(1). The times of watched directories never count, since a file that was
-made and removed again leaves nothing else.
+made and removed again leaves nothing else. Nor does the time of a directory of another user, as a
+volume of Kubernetes is: only the owner can set it.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
     from execd.model import EntryChange
 
 
-def compare(old: Manifest, new: Manifest, *, times: bool = False) -> list[TreeChange]:
-    """Return the changes in the order of a walk. ``times``: a time of the content counts too."""
+def compare(old: Manifest, new: Manifest, *, setter: int | None = None) -> list[TreeChange]:
+    """Return the changes in the order of a walk. ``setter``: the uid of a restore, for which the
+    times of content count too."""
     were = {entry.path: entry for entry in old.entries}
     groups, old_groups = link_groups(new), link_groups(old)
     changes: list[TreeChange] = []
@@ -30,7 +32,9 @@ def compare(old: Manifest, new: Manifest, *, times: bool = False) -> list[TreeCh
             changes.append(TreeChange(new.root, "created", None, entry))
             continue
         has_other_links = groups.get(entry.path) != old_groups.get(entry.path)
-        counts_time = times and (old.has_content or entry.type != "directory")
+        counts_time = setter is not None and (
+            entry.type != "directory" or (old.has_content and setter in (0, entry.uid))
+        )
         kind = _difference(was, entry, counts_time=counts_time, has_other_links=has_other_links)
         if kind is not None:
             changes.append(TreeChange(new.root, kind, was, entry))

@@ -245,7 +245,7 @@ class Operations:
         top = open_again(manifest.root, makes=True)
         try:
             new = scan(top, manifest.root, how, _former(manifest, by))
-            changes = compare(manifest, new, times=True)
+            changes = compare(manifest, new, setter=os.geteuid())
 
             def open_content(digest: bytes) -> int:
                 return self._own(partial(shelf.open_content, digest))
@@ -266,7 +266,7 @@ class Operations:
             except ExecdError as error:
                 found = [Difference(manifest.root, error.message)]
             else:
-                found = [_difference(each) for each in compare(manifest, new, times=True)]
+                found = [_difference(each) for each in compare(manifest, new, setter=os.geteuid())]
                 is_stale = is_stale or _is_stale(manifest, new)
             n_differences += len(found)
             differences += found[: MAX_DIFFERENCES - len(differences)]
@@ -287,7 +287,7 @@ class Operations:
                 finally:
                     os.close(top)
                 new = self._scan_again(old, how, "auto")
-                if compare(old, new, times=True):
+                if compare(old, new, setter=os.geteuid()):
                     return
                 entries = _without_troubles(new)
                 manifests.append(msgspec.structs.replace(old, entries=entries, began_ns=began_ns))

@@ -269,13 +269,17 @@ def _set_link_attributes(parent: int, name: bytes, entry: TreeEntry) -> None:
 def _set_attributes(fd: int, info: os.stat_result, entry: TreeEntry) -> None:
     """Set owner, mode, attributes and time of the file ``fd`` (O_PATH), which is no link."""
     path = f"/proc/self/fd/{fd}"
-    if (info.st_uid, info.st_gid) != (entry.uid, entry.gid):
+    if has_other_owner := (info.st_uid, info.st_gid) != (entry.uid, entry.gid):
         os.chown(path, entry.uid, entry.gid)
-    os.chmod(path, entry.mode)  # after chown(2), which clears setuid
+    # After chown(2), which clears setuid. A directory of another user has its mode, and no time
+    # that this user can set (``compare``).
+    if has_other_owner or stat.S_IMODE(info.st_mode) != entry.mode:
+        os.chmod(path, entry.mode)
     present = read_attributes(path)
     for name in present.keys() - entry.attributes.keys():
         os.removexattr(path, name)
     for name, value in entry.attributes.items():
         if name != FLAGS and present.get(name) != value:
             os.setxattr(path, name, value)
-    os.utime(path, ns=(info.st_atime_ns, entry.modified_ns))
+    if entry.type != "directory" or os.geteuid() in (0, entry.uid):
+        os.utime(path, ns=(info.st_atime_ns, entry.modified_ns))

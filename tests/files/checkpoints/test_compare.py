@@ -18,10 +18,10 @@ def changed(**fields: Any) -> TreeEntry:
 
 
 def kinds(
-    old: list[TreeEntry], new: list[TreeEntry], *, times: bool = False
+    old: list[TreeEntry], new: list[TreeEntry], *, setter: int | None = None
 ) -> list[tuple[bytes, str]]:
     manifests = Manifest("/r", True, old), Manifest("/r", True, new)
-    return [(change.path, change.kind) for change in compare(*manifests, times=times)]
+    return [(change.path, change.kind) for change in compare(*manifests, setter=setter)]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,14 @@ def test_a_change_has_a_kind(fields: dict[str, Any], kind: str | None) -> None:
 
 
 def test_a_time_counts_where_it_is_asked_for() -> None:
-    assert kinds([FILE], [changed(modified_ns=9)], times=True) == [(b"f", "modified")]
+    assert kinds([FILE], [changed(modified_ns=9)], setter=0) == [(b"f", "modified")]
+
+
+def test_the_time_of_a_directory_counts_for_its_owner_and_for_root() -> None:
+    was, now = changed(type="directory"), changed(type="directory", modified_ns=9)
+    assert kinds([was], [now], setter=2) == []
+    for setter in (0, FILE.uid):
+        assert kinds([was], [now], setter=setter) == [(b"f", "modified")]
 
 
 def test_a_trouble_is_never_unchanged() -> None:
