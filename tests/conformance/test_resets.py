@@ -12,7 +12,7 @@ import pytest
 
 from ..gvisor import is_gvisor
 from .conftest import SHAPES
-from .target import READ_SECONDS, Target, can_start, start, wait_until
+from .target import LAUNCHER, READ_SECONDS, Target, can_start, start, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,6 +30,8 @@ OWN_TRACES = (
     'mount -t tmpfs none /dev/shm && exec "$@"',
     "sh",
 )
+LAUNCHED_UID = 1000
+"""Of the daemons that .ci/test-image has launched."""
 EPISODE, EXPECT = "X-Execd-Episode", "X-Execd-Expect-Episode"
 
 
@@ -41,8 +43,10 @@ def sandbox(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Target]:
     base.chmod(0o777)
     (base / "file").write_text("kept\n")
     (base / "file").chmod(0o666)
+    if LAUNCHER:  # a user cannot give a file back to root
+        os.chown(base / "file", LAUNCHED_UID, LAUNCHED_UID)
     # Without namespaces the traces of the machine would count, which has other users.
-    is_shared = request.param == "subreaper" and os.geteuid() == 0 and not is_gvisor()
+    is_shared = request.param == "subreaper" and os.geteuid() == 0 and not (is_gvisor() or LAUNCHER)
     target = start(
         tmp_path,
         *SHAPES[request.param],
