@@ -67,6 +67,7 @@ class Client:
             self.files,
             self.file_operations,
             self.archives,
+            self.checkpoints,
             self.watches,
         ]
 
@@ -401,6 +402,31 @@ class Client:
         self._has(refusal, code="INVALID_ARGUMENT")
         self._delete(folder)
         self._delete(f"{folder}-3")
+
+    def checkpoints(self) -> None:
+        """All but a reset, which would end the other clients' commands: that is refused."""
+        folder = f"{self.name}-kept"
+        self.ask("PUT", f"/v1/files/{folder}/a", 204, content=b"before")
+        asked = {"id": folder, "roots": [folder]}
+        made = self.ask("POST", "/v1/checkpoints", 201, json=asked).json()
+        self._has(made, id=folder, watched=[])
+        self._equal([root["files"] for root in made["roots"]], [1])
+        self._equal(self.ask("GET", f"/v1/checkpoints/{folder}").json(), made)
+        found = self.ask("GET", "/v1/checkpoints").json()["items"]
+        self._equal([item for item in found if item["id"] == folder], [made])
+        self.ask("PUT", f"/v1/files/{folder}/a", 204, content=b"after")
+        changes = self.ask("GET", f"/v1/checkpoints/{folder}/changes").json()["items"]
+        self._equal(
+            [(item["change"], item["was_size_bytes"], item["size_bytes"]) for item in changes],
+            [("modified", 6, 5)],
+        )
+        restored = self.ask("POST", f"/v1/checkpoints/{folder}/restore").json()
+        self._has(restored, removed=0)
+        self._equal(self.ask("GET", f"/v1/files/{folder}/a").content, b"before")
+        self.ask("DELETE", f"/v1/checkpoints/{folder}", 204)
+        refusal = self.ask("POST", "/v1/reset", 404, json={"checkpoint": folder}).json()
+        self._has(refusal, code="NOT_FOUND")
+        self._delete(folder)
 
     def watches(self) -> None:
         folder = f"{self.name}-watch"
