@@ -15,6 +15,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -25,11 +26,13 @@ from execd.errors import Conflict, InvalidArgument, NotFound, Unavailable
 from execd.files.checkpoints.crew import Crew
 
 # Exported to the api, which must not import from the layer ``files``.
+from execd.files.checkpoints.entries import Checkpoint as Checkpoint
 from execd.files.checkpoints.entries import CheckpointRoot as CheckpointRoot
 from execd.files.checkpoints.operations import How as How
-from execd.files.checkpoints.operations import Operations, Request
+from execd.files.checkpoints.operations import Operations
 from execd.files.checkpoints.operations import Restored as Restored
 from execd.files.checkpoints.operations import Verified as Verified
+from execd.files.checkpoints.root_places import is_in
 from execd.files.checkpoints.shelf import Damaged, Shelf
 from execd.proc.spawn import KEEP_IDENTITY, act_as
 
@@ -37,10 +40,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from execd.engine.store.state_dir import StateDir
-    from execd.files.checkpoints.entries import Change as Change
-    from execd.files.checkpoints.entries import Checkpoint as Checkpoint
-    from execd.files.checkpoints.entries import Entry as Entry
     from execd.files.checkpoints.entries import StoredCheckpoint
+    from execd.files.checkpoints.entries import TreeChange as TreeChange
+    from execd.files.checkpoints.entries import TreeEntry as TreeEntry
     from execd.files.root import Root
     from execd.proc.spawn import Identity
 
@@ -137,19 +139,19 @@ class Checkpoints:
         Raises InvalidArgument and NotFound, which name the field; Conflict (the id is taken, a file
         cannot be read); PayloadTooLarge (too many files); NoSpace, with ``needed_bytes``.
         """
-        request = Request(check_id(checkpoint_id), roots, watched, exclude)
+        facts = Checkpoint(check_id(checkpoint_id), time.time(), [], [], list(exclude), 0.0)
         if not roots and not watched:
             raise InvalidArgument("roots: at least one directory", field="roots")
 
         def work(stop: Callable[[], bool]) -> Checkpoint:
-            if request.id in self._table:
+            if facts.id in self._table:
                 raise Conflict(
-                    f"there is a checkpoint {request.id!r} already; use another id, or delete "
+                    f"there is a checkpoint {facts.id!r} already; use another id, or delete "
                     f"that checkpoint ({START!r} is never deleted)"
                 )
             try:
-                made = self._operations.create(request, self._reserve, stop)
-                self._table[request.id] = made
+                made = self._operations.create(facts, roots, watched, self._reserve, stop)
+                self._table[facts.id] = made
             finally:
                 self._own(self._sweep)
             return made
@@ -177,7 +179,7 @@ class Checkpoints:
 
         await self._run(lambda _: self._own(remove))
 
-    async def changes(self, checkpoint_id: str, path: str | None = None) -> list[Change]:
+    async def changes(self, checkpoint_id: str, path: str | None = None) -> list[TreeChange]:
         """Return what has changed since, in the order of roots and names. ``path``: only this file,
         or what is below this directory.
 
@@ -188,21 +190,21 @@ class Checkpoints:
 
     def _changes(
         self, checkpoint_id: str, path: str | None, stop: Callable[[], bool]
-    ) -> list[Change]:
+    ) -> list[TreeChange]:
         stored = self._stored(checkpoint_id)
         if path is None:
             return self._operations.changes(stored, stop)
         joined = os.path.join(self._root.base_dir, path)
         wanted = {os.path.normpath(joined), os.path.realpath(joined)}
         roots = [manifest.root for manifest in stored.manifests]
-        if not any(_is_in(each, root) or _is_in(root, each) for each in wanted for root in roots):
+        if not any(is_in(each, root) or is_in(root, each) for each in wanted for root in roots):
             raise InvalidArgument(
                 f"path: {path!r} is in no directory of the checkpoint", field="path"
             )
         return [
             change
             for change in self._operations.changes(stored, stop)
-            if any(_is_in(change.full_path, each) for each in wanted)
+            if any(is_in(change.full_path, each) for each in wanted)
         ]
 
     async def restore(self, checkpoint_id: str, how: How = "auto") -> Restored:
@@ -223,18 +225,18 @@ class Checkpoints:
             lambda stop: self._operations.verify(self._stored(checkpoint_id), how, stop)
         )
 
-    def open_old(self, checkpoint_id: str, entry: Entry) -> int:
+    def open_old(self, checkpoint_id: str, entry: TreeEntry) -> int:
         """Open the kept content of a file; the caller closes the descriptor. Blocking. Raises
         OSError if the checkpoint was deleted meanwhile."""
         self.get(checkpoint_id)
 
         def opened() -> int:
             with contextlib.closing(Shelf(self._store.folder.dir_fd)) as shelf:
-                return shelf.contents.open(entry.digest)
+                return shelf.open_content(entry.digest)
 
         return self._own(opened)
 
-    def open_new(self, root: str, entry: Entry) -> int:
+    def open_new(self, root: str, entry: TreeEntry) -> int:
         """Open a present file, if it is the scanned one; the caller closes the descriptor.
         Blocking, for a thread of ``run``. Raises Conflict, OSError."""
         return self._operations.open_new(root, entry)
@@ -342,7 +344,3 @@ class Checkpoints:
     def list(self) -> list[Checkpoint]:
         """Return all checkpoints, the oldest first. Behind the annotations with ``list``."""
         return sorted(self._table.values(), key=lambda each: (each.created_at, each.id))
-
-
-def _is_in(path: str, directory: str) -> bool:
-    return path == directory or path.startswith(directory.rstrip("/") + "/")

@@ -38,7 +38,7 @@ from execd.errors import Conflict, InvalidArgument, NoSpace, NotFound, PayloadTo
 from execd.model import EntryChange, EntryType  # noqa: TC001  # msgspec reads the annotations
 
 if TYPE_CHECKING:
-    from execd.engine.checkpoints import Change, Checkpoint, CheckpointRoot, Checkpoints
+    from execd.engine.checkpoints import Checkpoint, CheckpointRoot, Checkpoints, TreeChange
 
 ROUTE = "/v1/checkpoints"
 ROUTES = RouteTable(query=NoQuery, errors=(NotFound, Conflict))
@@ -311,7 +311,7 @@ def _root_reply(root: CheckpointRoot) -> CheckpointRootReply:
     )
 
 
-def _page(changes: list[Change], after: bytes | None, limit: int) -> ChangesReply:
+def _page(changes: list[TreeChange], after: bytes | None, limit: int) -> ChangesReply:
     """``after``: the full path of the last change of the page before."""
     keys = [_key(change) for change in changes]
     order = sorted(range(len(changes)), key=keys.__getitem__)
@@ -324,7 +324,7 @@ def _page(changes: list[Change], after: bytes | None, limit: int) -> ChangesRepl
     )
 
 
-def _key(change: Change) -> bytes:
+def _key(change: TreeChange) -> bytes:
     """The full path, in an order in which a directory comes just before its content."""
     return change.full_path.encode("utf-8", "surrogateescape").replace(b"/", b"\0")
 
@@ -346,7 +346,7 @@ def decode_cursor(cursor: str) -> bytes:
     return key
 
 
-def _change_item(change: Change) -> ChangeItem:
+def _change_item(change: TreeChange) -> ChangeItem:
     path = change.full_path
     entry = change.new or change.old
     assert entry is not None

@@ -11,30 +11,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from execd.files.checkpoints.entries import Change, Entry, Manifest
+from execd.files.checkpoints.entries import Manifest, TreeChange, TreeEntry
 
 if TYPE_CHECKING:
     from execd.model import EntryChange
 
 
-def compare(old: Manifest, new: Manifest, *, times: bool = False) -> list[Change]:
+def compare(old: Manifest, new: Manifest, *, times: bool = False) -> list[TreeChange]:
     """Return the changes in the order of a walk. ``times``: a time of the content counts too."""
     were = {entry.path: entry for entry in old.entries}
     groups, old_groups = link_groups(new), link_groups(old)
-    changes: list[Change] = []
+    changes: list[TreeChange] = []
     for entry in new.entries:
         was = were.pop(entry.path, None)
         if was is entry and not entry.trouble:
             continue
         if was is None:
-            changes.append(Change(new.root, "created", None, entry))
+            changes.append(TreeChange(new.root, "created", None, entry))
             continue
         has_other_links = groups.get(entry.path) != old_groups.get(entry.path)
         counts_time = times and (old.has_content or entry.type != "directory")
         kind = _difference(was, entry, counts_time=counts_time, has_other_links=has_other_links)
         if kind is not None:
-            changes.append(Change(new.root, kind, was, entry))
-    changes.extend(Change(new.root, "deleted", was, None) for was in were.values())
+            changes.append(TreeChange(new.root, kind, was, entry))
+    changes.extend(TreeChange(new.root, "deleted", was, None) for was in were.values())
     changes.sort(key=lambda change: in_walk_order(change.path))
     return changes
 
@@ -55,7 +55,7 @@ def link_groups(manifest: Manifest) -> dict[bytes, bytes]:
 
 
 def _difference(
-    was: Entry, entry: Entry, *, counts_time: bool, has_other_links: bool
+    was: TreeEntry, entry: TreeEntry, *, counts_time: bool, has_other_links: bool
 ) -> EntryChange | None:
     if was.type != entry.type:
         return "type"
@@ -73,7 +73,7 @@ def _difference(
     return "mode" if was.mode != entry.mode else None
 
 
-def has_other_content(was: Entry, entry: Entry) -> bool:
+def has_other_content(was: TreeEntry, entry: TreeEntry) -> bool:
     """Return whether the bytes of a file, or the target of a link, may differ. A file that nobody
     can read has changed if the kernel shows a change."""
     if was.digest or entry.digest or entry.type != "file":

@@ -7,9 +7,9 @@ thread works too, so the work is done even if no other thread has time.
 from __future__ import annotations
 
 from collections import deque
+from concurrent.futures import wait
 from typing import TYPE_CHECKING, TypeVar
 
-from execd.errors import Conflict
 from execd.files.checkpoints.directories import Directories
 
 if TYPE_CHECKING:
@@ -44,8 +44,7 @@ class Crew:
     def share(
         self, top: int, items: Sequence[T], work: Callable[[Place, T], R], stop: Callable[[], bool]
     ) -> list[R]:
-        """Return ``work`` of each item. Raises what ``work`` raises; Conflict if ``stop`` asks for
-        the end."""
+        """Return ``work`` of each item, in their order. Raises what ``work`` raises."""
         size = max(1, min(MAX_BATCH, len(items) // (4 * (self._n_helpers + 1))))
         batches = deque(range(0, len(items), size))
         results: dict[int, list[R]] = {}
@@ -53,11 +52,11 @@ class Crew:
         def take_batches() -> None:
             place = Place(top, stop)
             with place.directories:
-                while not stop():
+                while batches:
                     try:
                         first = batches.popleft()
                     except IndexError:
-                        return
+                        return  # another thread was faster
                     results[first] = [work(place, item) for item in items[first : first + size]]
 
         futures = []
@@ -68,11 +67,8 @@ class Crew:
             take_batches()
         finally:
             batches.clear()
-            begun = [future for future in futures if not future.cancel()]
-            errors = [future.exception() for future in begun]
-        for error in errors:
-            if error is not None:
-                raise error
-        if stop():
-            raise Conflict("the work was given up; repeat the request")
+            wait([future for future in futures if not future.cancel()])
+        for future in futures:
+            if not future.cancelled():
+                future.result()
         return [result for first in sorted(results) for result in results[first]]

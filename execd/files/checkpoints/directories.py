@@ -8,10 +8,7 @@ that differ.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Self
-
-if TYPE_CHECKING:
-    import types
+from typing import Self
 
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -28,12 +25,7 @@ class Directories:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def open(self, path: bytes) -> int:

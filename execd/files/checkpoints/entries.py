@@ -13,7 +13,7 @@ import msgspec
 from execd.model import EntryChange, EntryType  # noqa: TC001  # msgspec reads the annotations
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class TreeEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One name in the tree."""
 
     path: bytes
@@ -32,7 +32,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     inode: int
     n_links: int
     target: bytes = b""
-    """Of a link."""
+    """Of a link; of a device, its number."""
     attributes: dict[bytes, bytes] = {}
     """The extended attributes ``user.*``, access lists and file capabilities; and ``flags``, the
     flags of chattr(1) that forbid changes."""
@@ -50,7 +50,7 @@ class Manifest(msgspec.Struct, frozen=True):
     """As user code sees the path: absolute."""
     has_content: bool
     """False for a watched directory, of which only the manifest is kept."""
-    entries: list[Entry]
+    entries: list[TreeEntry]
     began_ns: int = 0
     """When the scan began, by the clock of the file system. A file that changed later, or shortly
     before, may change again and keep its ctime: a scan never takes over its digest."""
@@ -66,14 +66,14 @@ class Manifest(msgspec.Struct, frozen=True):
         return sum(entry.size_bytes for entry in self.entries if entry.type == "file")
 
 
-class Change(msgspec.Struct, frozen=True):
+class TreeChange(msgspec.Struct, frozen=True):
     """A difference between a checkpoint and the present."""
 
     root: str
     kind: EntryChange
-    old: Entry | None
+    old: TreeEntry | None
     """None: created since."""
-    new: Entry | None
+    new: TreeEntry | None
     """None: deleted since."""
 
     @property

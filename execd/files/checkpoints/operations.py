@@ -2,6 +2,10 @@
 
 Every call runs on a thread that acts as the user of commands. ``Own`` runs the steps that need the
 daemon's own rights: those in the daemon's folder.
+
+A restore and its verification scan the tree twice, and with ``content`` hash it twice. What the
+restore's scan has read is no proof: the file may have changed while the restore went on, and where
+only ``content`` tells, ctime does not say so.
 """
 
 from __future__ import annotations
@@ -9,47 +13,46 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 import msgspec
 
-from execd.errors import Conflict, ExecdError, InvalidArgument, NoSpace, PayloadTooLarge
+from execd.errors import Conflict, ExecdError, InvalidArgument, NoSpace
 from execd.files.checkpoints.compare import compare
-from execd.files.checkpoints.content import keep, needed_bytes, room_of
 from execd.files.checkpoints.directories import Directories
 from execd.files.checkpoints.entries import (
-    Change,
     Checkpoint,
     CheckpointRoot,
     Difference,
-    Entry,
     Manifest,
     StoredCheckpoint,
+    TreeChange,
+    TreeEntry,
     Trouble,
     full_path,
 )
-from execd.files.checkpoints.restore import RestoreParts, Undone, restore
+from execd.files.checkpoints.restore import restore
 from execd.files.checkpoints.root_places import RootPlace, open_again, open_places
 from execd.files.checkpoints.scan import (
     READ_FILE,
     Scanning,
-    TooManyEntries,
     begin,
+    digest_of,
     is_told_by_ctime,
     scan,
 )
-from execd.files.checkpoints.shelf import Shelf, encode
+from execd.files.checkpoints.shelf import Shelf, copy_content, encode, needed_bytes, used_bytes
 from execd.files.glob import compile_glob
 from execd.files.paths import blame, decode
-from execd.files.resolve import TreeChanged, open_and_stat
+from execd.files.resolve import open_and_stat
 from execd.files.write import TEMPORARY_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from execd.files.checkpoints.crew import Crew, Place
+    from execd.files.checkpoints.restore import Undone
     from execd.files.root import Root
 
 T = TypeVar("T")
@@ -60,6 +63,9 @@ can set. ``auto``: by ctime where the file system tells every write by it."""
 MAX_DIFFERENCES = 1000
 MAX_NAMED = 3
 """Paths in the message of a refusal."""
+MAX_STALE_BYTES, MAX_STALE_FILES = 32 << 20, 500
+"""Files that every verification hashes although they are as before, until the checkpoint gets
+their new inodes and ctimes."""
 
 
 class Own(Protocol):
@@ -88,16 +94,6 @@ class Verified(msgspec.Struct, frozen=True):
     n_differences: int
 
 
-@dataclass(frozen=True)
-class Request:
-    """A checkpoint to be made."""
-
-    id: str
-    roots: Sequence[str]
-    watched: Sequence[str]
-    exclude: Sequence[str]
-
-
 class Operations:
     """The blocking half of ``engine.checkpoints``."""
 
@@ -109,53 +105,56 @@ class Operations:
         self._shelf = shelf
 
     def create(
-        self, request: Request, reserve: Callable[[int], int], stop: Callable[[], bool]
+        self,
+        facts: Checkpoint,
+        roots: Sequence[str],
+        watched: Sequence[str],
+        reserve: Callable[[int], int],
+        stop: Callable[[], bool],
     ) -> Checkpoint:
-        """Make a checkpoint. ``reserve`` takes the needed bytes, and returns those that it has not
-        got; then nothing was taken.
+        """Make a checkpoint, and return its facts: those of the request, made complete.
+        ``reserve`` takes the needed bytes, and returns those that it has not got; then nothing was
+        taken.
 
         Raises InvalidArgument and NotFound, which name the field; Conflict (a file cannot be read,
         or changes meanwhile); PayloadTooLarge (too many files); NoSpace.
         """
-        began_at, created_at = time.monotonic(), time.time()
-        how = self._scanning(request.exclude, stop, skipped_prefix=TEMPORARY_PREFIX)
+        began_at = time.monotonic()
+        how = self._scanning(facts.exclude, stop, skipped_prefix=TEMPORARY_PREFIX)
         with contextlib.ExitStack() as stack:
-            places = open_places(self._root, request.roots, request.watched, stack)
+            places = open_places(self._root, roots, watched, stack)
             manifests = [self._scan_new(place, how) for place in places]
-            facts = Checkpoint(
-                id=request.id,
-                created_at=created_at,
+            facts = msgspec.structs.replace(
+                facts,
                 roots=[_root_facts(each) for each in manifests if each.has_content],
                 watched=[_root_facts(each) for each in manifests if not each.has_content],
-                exclude=list(request.exclude),
-                duration_seconds=0.0,
             )
             self._keep_all(places, manifests, facts, reserve, stop)
             facts = msgspec.structs.replace(facts, duration_seconds=time.monotonic() - began_at)
-            data = encode(StoredCheckpoint(facts, manifests))
-            self._own(lambda: self._shelf().save(request.id, data))
+            self._save(StoredCheckpoint(facts, manifests))
         return facts
 
+    def _save(self, stored: StoredCheckpoint) -> None:
+        """Raises what ``blame`` returns."""
+        data = encode(stored)
+        try:
+            self._own(lambda: self._shelf().save(stored.facts.id, data))
+        except OSError as error:
+            raise blame(error, "the state dir") from error
+
     def _scan_new(self, place: RootPlace, how: Scanning) -> Manifest:
-        """Raises Conflict, PayloadTooLarge."""
+        """Scan what is believed later on. Raises Conflict, PayloadTooLarge."""
         began_ns, is_told = 0, False
         with contextlib.suppress(OSError):
             began_ns = begin(place.directory)
             is_told = self._own(partial(is_told_by_ctime, place.directory))
-        try:
-            manifest = scan(place.directory, place.path, how, has_content=place.has_content)
-        except TooManyEntries:
-            raise PayloadTooLarge(
-                f"{place.path!r} has too many files for a checkpoint; exclude some of them"
-            ) from None
-        except TreeChanged:
-            raise Conflict(
-                f"{place.path!r}: directories were moved meanwhile; repeat the request"
-            ) from None
-        except OSError as error:
-            raise blame(error, repr(place.path)) from error
-        manifest = msgspec.structs.replace(manifest, began_ns=began_ns, is_told_by_ctime=is_told)
-        return _without_troubles(manifest)
+        manifest = scan(place.directory, place.path, how, has_content=place.has_content)
+        return msgspec.structs.replace(
+            manifest,
+            entries=_without_troubles(manifest),
+            began_ns=began_ns,
+            is_told_by_ctime=is_told,
+        )
 
     def _keep_all(
         self,
@@ -166,19 +165,14 @@ class Operations:
         stop: Callable[[], bool],
     ) -> None:
         """Keep the contents that are not kept yet. Raises NoSpace, Conflict."""
-        wanted: list[list[Entry]] = []
+        wanted: dict[int, list[TreeEntry]] = {}
         seen: set[bytes] = set()
-        data_bytes = len(encode(StoredCheckpoint(facts, list(manifests))))
-        n_bytes = needed_bytes(data_bytes)
-        for place, manifest in zip(places, manifests, strict=True):
-            missing = (
-                []
-                if not manifest.has_content
-                else self._own(partial(_missing, self._shelf, manifest, seen))
-            )
-            wanted.append(missing)
-            with Directories(place.directory) as directories:
-                n_bytes += sum(room_of(directories, entry) for entry in missing)
+        n_bytes = needed_bytes(len(encode(StoredCheckpoint(facts, list(manifests)))))
+        for number, (place, manifest) in enumerate(zip(places, manifests, strict=True)):
+            if manifest.has_content:
+                missing = self._own(partial(_missing, self._shelf, manifest, seen))
+                wanted[number] = missing
+                n_bytes += _needed_bytes_of(place, missing)
         lacking_bytes = reserve(n_bytes)
         if lacking_bytes:
             raise NoSpace(
@@ -188,61 +182,57 @@ class Operations:
                 needed_bytes=n_bytes,
                 available_bytes=n_bytes - lacking_bytes,
             )
-        for place, entries in zip(places, wanted, strict=True):
+        for number, entries in wanted.items():
+            place = places[number]
             try:
                 are_kept = self._crew.share(place.directory, entries, self._keep, stop)
             except OSError as error:
                 raise blame(error, f"checkpoint of {place.path!r}") from error
-            changed = [
-                entry for entry, is_kept in zip(entries, are_kept, strict=True) if not is_kept
-            ]
-            if changed:
-                raise Conflict(
-                    f"{full_path(place.path, changed[0].path)!r} changed meanwhile; repeat the "
-                    "request, or exclude the file"
-                )
+            for entry, is_kept in zip(entries, are_kept, strict=True):
+                if not is_kept:
+                    raise _changed_meanwhile(place.path, entry)
 
-    def _keep(self, place: Place, entry: Entry) -> bool:
-        contents = self._own(self._shelf).contents
-        return keep(
-            place,
-            entry,
-            lambda: self._own(contents.begin),
-            lambda draft, digest: self._own(partial(contents.finish, draft, digest)),
-        )
-
-    def changes(self, stored: StoredCheckpoint, stop: Callable[[], bool]) -> list[Change]:
-        """Return all changes since. Raises PayloadTooLarge, Conflict."""
-        how = self._scanning(stored.facts.exclude, stop)
-        changes: list[Change] = []
-        for manifest in stored.manifests:
+    def _keep(self, place: Place, entry: TreeEntry) -> bool:
+        """Keep the content of a scanned file. Return whether the file still has that content.
+        Raises OSError, Conflict."""
+        shelf = self._own(self._shelf)
+        parent, name = place.directories.open_parent(entry.path)
+        source = os.open(name, READ_FILE, dir_fd=parent)
+        try:
+            draft, target = self._own(shelf.begin_content)
             try:
-                changes += compare(manifest, self._scan_again(manifest, how, "auto"))
-            except TooManyEntries:
-                raise PayloadTooLarge(
-                    f"{manifest.root!r} has too many files to be compared"
-                ) from None
-            except TreeChanged:
-                raise Conflict(
-                    f"{manifest.root!r}: directories were moved meanwhile; repeat the request"
-                ) from None
-            except OSError as error:
-                raise blame(error, repr(manifest.root)) from error
+                copy_content(source, target, place.stop)
+                if digest_of(place, target) != entry.digest:
+                    return False
+                self._own(partial(shelf.finish_content, draft, entry.digest))
+                return True
+            finally:
+                os.close(target)
+        finally:
+            os.close(source)
+
+    def changes(self, stored: StoredCheckpoint, stop: Callable[[], bool]) -> list[TreeChange]:
+        """Return all changes since. Raises PayloadTooLarge, Conflict, and what ``blame``
+        returns."""
+        how = self._scanning(stored.facts.exclude, stop)
+        changes: list[TreeChange] = []
+        for manifest in stored.manifests:
+            changes += compare(manifest, self._scan_again(manifest, how, "auto"))
         return changes
 
     def restore(self, stored: StoredCheckpoint, how: How, stop: Callable[[], bool]) -> Restored:
         """Make the roots as they were. Raises nothing for a single file."""
-        scanning = self._scanning(stored.facts.exclude, stop, opens=True)
         n_restored = n_removed = n_entries = 0
         troubles: list[Trouble] = []
         for manifest in stored.manifests:
             if not manifest.has_content:
                 continue
             n_entries += len(manifest.entries)
+            scanning = self._scanning(stored.facts.exclude, stop, opened=set())
             try:
                 outcome = self._restore_root(manifest, scanning, how)
-            except (OSError, TooManyEntries, TreeChanged, ExecdError) as error:
-                troubles.append(Trouble(manifest.root, _reason(error)))
+            except ExecdError as error:
+                troubles.append(Trouble(manifest.root, error.message))
                 continue
             n_restored += outcome.n_restored
             n_removed += outcome.n_removed
@@ -250,18 +240,17 @@ class Operations:
         return Restored(n_restored, n_removed, max(0, n_entries - n_restored), troubles)
 
     def _restore_root(self, manifest: Manifest, how: Scanning, by: How) -> Undone:
-        contents = self._own(self._shelf).contents
+        """Raises ExecdError."""
+        shelf = self._own(self._shelf)
         top = open_again(manifest.root, makes=True)
         try:
             new = scan(top, manifest.root, how, _former(manifest, by))
             changes = compare(manifest, new, times=True)
-            parts = RestoreParts(
-                top,
-                how.forbidden,
-                lambda digest: self._own(partial(contents.open, digest)),
-                how.stop,
-            )
-            return restore(manifest, changes, parts)
+
+            def open_content(digest: bytes) -> int:
+                return self._own(partial(shelf.open_content, digest))
+
+            return restore(manifest, changes, top, how, open_content)
         finally:
             os.close(top)
 
@@ -269,21 +258,45 @@ class Operations:
         """Compare all directories with the checkpoint, and believe nothing else."""
         scanning = self._scanning(stored.facts.exclude, stop)
         differences: list[Difference] = []
-        n_differences, is_by_content = 0, True
+        n_differences, is_by_content, is_stale = 0, True, False
         for manifest in stored.manifests:
             is_by_content = is_by_content and _former(manifest, how) is None
             try:
                 new = self._scan_again(manifest, scanning, how)
-            except (OSError, TooManyEntries, TreeChanged, ExecdError) as error:
-                found = [Difference(manifest.root, _reason(error))]
+            except ExecdError as error:
+                found = [Difference(manifest.root, error.message)]
             else:
                 found = [_difference(each) for each in compare(manifest, new, times=True)]
+                is_stale = is_stale or _is_stale(manifest, new)
             n_differences += len(found)
             differences += found[: MAX_DIFFERENCES - len(differences)]
+        if is_stale and not n_differences:
+            self._renew(stored, scanning)
         return Verified("content" if is_by_content else "stat", differences, n_differences)
 
-    def open_new(self, root: str, entry: Entry) -> int:
-        """Open a file as it was scanned; the caller closes it. Raises Conflict, OSError."""
+    def _renew(self, stored: StoredCheckpoint, how: Scanning) -> None:
+        """Give the checkpoint the inodes and ctimes of files that were restored, or else each scan
+        hashes all files that were ever restored. The scan begins as that of a new checkpoint,
+        since a digest is believed for as long as ctime stays."""
+        manifests: list[Manifest] = []
+        try:
+            for old in stored.manifests:
+                top = open_again(old.root)
+                try:
+                    began_ns = begin(top)
+                finally:
+                    os.close(top)
+                new = self._scan_again(old, how, "auto")
+                if compare(old, new, times=True):
+                    return
+                entries = _without_troubles(new)
+                manifests.append(msgspec.structs.replace(old, entries=entries, began_ns=began_ns))
+            self._save(StoredCheckpoint(stored.facts, manifests))
+        except (ExecdError, OSError):
+            return  # the old manifest is as true as before
+
+    def open_new(self, root: str, entry: TreeEntry) -> int:
+        """Open a file as it was scanned; the caller closes it. Raises ExecdError, OSError."""
         top = open_again(root)
         try:
             with Directories(top) as directories:
@@ -294,15 +307,15 @@ class Operations:
         facts = (info.st_dev, info.st_ino, info.st_size, info.st_ctime_ns)
         if facts != (entry.device, entry.inode, entry.size_bytes, entry.changed_ns):
             os.close(fd)
-            raise Conflict(f"{full_path(root, entry.path)!r} changed meanwhile; repeat the request")
+            raise _changed_meanwhile(root, entry)
         return fd
 
     def _scan_again(self, manifest: Manifest, how: Scanning, by: How) -> Manifest:
+        """Raises ExecdError."""
         top = open_again(manifest.root)
         try:
-            return scan(
-                top, manifest.root, how, _former(manifest, by), has_content=manifest.has_content
-            )
+            former = _former(manifest, by)
+            return scan(top, manifest.root, how, former, has_content=manifest.has_content)
         finally:
             os.close(top)
 
@@ -312,16 +325,10 @@ class Operations:
         stop: Callable[[], bool],
         *,
         skipped_prefix: bytes | None = None,
-        opens: bool = False,
+        opened: set[bytes] | None = None,
     ) -> Scanning:
-        return Scanning(
-            self._own(self._root.forbidden),
-            self._crew,
-            stop,
-            excluding(exclude),
-            skipped_prefix,
-            opens,
-        )
+        forbidden = self._own(self._root.forbidden)
+        return Scanning(forbidden, self._crew, stop, excluding(exclude), skipped_prefix, opened)
 
 
 def _root_facts(manifest: Manifest) -> CheckpointRoot:
@@ -333,6 +340,20 @@ def _former(manifest: Manifest, how: How) -> Manifest | None:
     if not manifest.began_ns or how == "content":
         return None
     return manifest if how == "stat" or manifest.is_told_by_ctime else None
+
+
+def _is_stale(manifest: Manifest, new: Manifest) -> bool:
+    """Whether many files are as in the checkpoint, and ctime cannot vouch for them. ``new``: a scan
+    that has found no difference."""
+    if _former(manifest, "auto") is None:
+        return False
+    known = {entry.path: entry.changed_ns for entry in manifest.entries}
+    sizes = [
+        entry.size_bytes
+        for entry in new.entries
+        if entry.type == "file" and entry.changed_ns != known.get(entry.path)
+    ]
+    return len(sizes) > MAX_STALE_FILES or sum(sizes) > MAX_STALE_BYTES
 
 
 def excluding(patterns: Sequence[str]) -> Callable[[bytes], bool] | None:
@@ -355,26 +376,46 @@ def excluding(patterns: Sequence[str]) -> Callable[[bytes], bool] | None:
     return excludes
 
 
-def _missing(shelf: Callable[[], Shelf], manifest: Manifest, seen: set[bytes]) -> list[Entry]:
+def _missing(shelf: Callable[[], Shelf], manifest: Manifest, seen: set[bytes]) -> list[TreeEntry]:
     """Return a file for each content that is not kept yet. Notes the digests in ``seen``."""
-    contents, missing = shelf().contents, []
+    missing = []
     for entry in manifest.entries:
         if entry.digest and entry.digest not in seen:
             seen.add(entry.digest)
-            if not contents.has(entry.digest):
+            if not shelf().has_content(entry.digest):
                 missing.append(entry)
     return missing
 
 
-def _without_troubles(manifest: Manifest) -> Manifest:
-    """Refuse what could never be verified. A watched file that only other users can read stays: its
-    ctime tells whether it changed. Raises Conflict."""
-    entries: list[Entry] = []
-    troubles: list[Entry] = []
+def _needed_bytes_of(place: RootPlace, entries: Sequence[TreeEntry]) -> int:
+    """Return the room that the contents of scanned files take. Raises what ``blame`` returns."""
+    n_bytes = 0
+    with Directories(place.directory) as directories:
+        for entry in entries:
+            try:
+                parent, name = directories.open_parent(entry.path)
+                n_bytes += used_bytes(os.stat(name, dir_fd=parent, follow_symlinks=False))
+            except OSError:
+                raise _changed_meanwhile(place.path, entry) from None
+    return n_bytes
+
+
+def _changed_meanwhile(root: str, entry: TreeEntry) -> Conflict:
+    return Conflict(
+        f"{full_path(root, entry.path)!r} changed meanwhile; repeat the request, or exclude the "
+        "file"
+    )
+
+
+def _without_troubles(manifest: Manifest) -> list[TreeEntry]:
+    """Return the entries, and refuse what could never be verified. A watched file that only other
+    users can read stays: its ctime tells whether it changed. Raises Conflict."""
+    entries: list[TreeEntry] = []
+    troubles: list[TreeEntry] = []
     for entry in manifest.entries:
         if not entry.trouble:
             entries.append(entry)
-        elif not manifest.has_content and entry.type == "file" and entry.changed_ns:
+        elif not manifest.has_content and entry.type == "file":
             entries.append(msgspec.structs.replace(entry, trouble=""))
         else:
             troubles.append(entry)
@@ -385,21 +426,10 @@ def _without_troubles(manifest: Manifest) -> Manifest:
         )
         more = f", and {len(troubles) - MAX_NAMED} more" if len(troubles) > MAX_NAMED else ""
         raise Conflict(f"{named}{more}; leave these paths out by exclude, or repeat the request")
-    return msgspec.structs.replace(manifest, entries=entries)
+    return entries
 
 
-def _difference(change: Change) -> Difference:
+def _difference(change: TreeChange) -> Difference:
     trouble = change.new.trouble if change.new is not None else ""
     message = f"{change.kind}: {trouble}" if trouble else change.kind
     return Difference(change.full_path, message)
-
-
-def _reason(error: Exception) -> str:
-    match error:
-        case ExecdError():
-            return error.message
-        case OSError():
-            return error.strerror or "input/output error"
-        case TooManyEntries():
-            return "too many files to be compared"
-    return "directories were moved meanwhile"

@@ -17,7 +17,7 @@ from execd.files.archive.pack import Item, tar, tar_gz
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
 
-    from execd.files.checkpoints.entries import Change, Entry
+    from execd.files.checkpoints.entries import TreeChange, TreeEntry
     from execd.files.checkpoints.patch import Sources
 
 DELETED_NAME = b".execd-deleted"
@@ -25,7 +25,7 @@ _TYPES = {"file": stat.S_IFREG, "directory": stat.S_IFDIR, "link": stat.S_IFLNK}
 
 
 def pack_changes(
-    changes: Sequence[Change],
+    changes: Sequence[TreeChange],
     prefixes: Mapping[str, bytes],
     sources: Sources,
     kind: Literal["tar", "tar.gz"],
@@ -52,7 +52,7 @@ class _Deleted(Item):
 
 
 def _items(
-    changes: Sequence[Change], prefixes: Mapping[str, bytes], sources: Sources
+    changes: Sequence[TreeChange], prefixes: Mapping[str, bytes], sources: Sources
 ) -> Iterator[Item]:
     kept = [change for change in changes if change.root in prefixes]
     gone = [
@@ -76,7 +76,7 @@ def _items(
             os.close(fd)
 
 
-def _info(entry: Entry) -> os.stat_result:
+def _info(entry: TreeEntry) -> os.stat_result:
     modified = entry.modified_ns // 1_000_000_000
     return os.stat_result(
         (

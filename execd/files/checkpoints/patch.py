@@ -26,7 +26,7 @@ from execd.files.checkpoints.line_diff import hunks
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
 
-    from execd.files.checkpoints.entries import Change, Entry
+    from execd.files.checkpoints.entries import TreeChange, TreeEntry
 
 MAX_BINARY_BYTES = 1 << 20
 """Bytes of a binary file in a patch. A larger file is a comment line, unless it was deleted."""
@@ -47,13 +47,13 @@ class Sources(NamedTuple):
     """Where contents come from: descriptors, which the patch closes. Both raise ExecdError and
     OSError."""
 
-    open_old: Callable[[Entry], int]
-    open_new: Callable[[str, Entry], int]
+    open_old: Callable[[TreeEntry], int]
+    open_new: Callable[[str, TreeEntry], int]
     """Gets the root, and the entry below the root."""
 
 
 def patch(
-    changes: Iterable[Change], prefixes: Mapping[str, bytes], sources: Sources
+    changes: Iterable[TreeChange], prefixes: Mapping[str, bytes], sources: Sources
 ) -> Generator[bytes, None, None]:
     """Yield the patch in pieces. Blocking.
 
@@ -88,7 +88,7 @@ _NOTHING = _Blob(b"", b"0" * 40, b"")
 class _Part:
     """A change, and why the patch leaves the change out."""
 
-    def __init__(self, change: Change, prefix: bytes | None, sources: Sources) -> None:
+    def __init__(self, change: TreeChange, prefix: bytes | None, sources: Sources) -> None:
         self.change = change
         self._sources = sources
         self.old, self.new = _known(change.old), _known(change.new)
@@ -128,7 +128,7 @@ class _Part:
             return b"%d bytes are too many for a patch" % self.new.size_bytes
         return None
 
-    def _is_too_large(self, new: Entry) -> bool:
+    def _is_too_large(self, new: TreeEntry) -> bool:
         if new.size_bytes <= MAX_BINARY_BYTES or self._has_same_content():
             return False
         old = self.old if self.old is not None and self.old.type == "file" else None
@@ -198,7 +198,7 @@ class _Part:
         yield b"+++ %b\n" % (names[1] if new.mode else b"/dev/null")
         yield from hunks(old.content, new.content)
 
-    def _blob(self, entry: Entry | None, read: Callable[[Entry], Iterator[bytes]]) -> _Blob:
+    def _blob(self, entry: TreeEntry | None, read: Callable[[TreeEntry], Iterator[bytes]]) -> _Blob:
         if entry is None:
             return _NOTHING
         size_bytes = len(entry.target) if entry.type == "link" else entry.size_bytes
@@ -211,13 +211,13 @@ class _Part:
         content = b"".join(kept) if size_bytes <= MAX_TEXT_BYTES else None
         return _Blob(_mode(entry), digest.hexdigest().encode(), content)
 
-    def _read_old(self, entry: Entry) -> Iterator[bytes]:
+    def _read_old(self, entry: TreeEntry) -> Iterator[bytes]:
         return self._read(entry, lambda: self._sources.open_old(entry))
 
-    def _read_new(self, entry: Entry) -> Iterator[bytes]:
+    def _read_new(self, entry: TreeEntry) -> Iterator[bytes]:
         return self._read(entry, lambda: self._sources.open_new(self.change.root, entry))
 
-    def _read(self, entry: Entry, opened: Callable[[], int]) -> Iterator[bytes]:
+    def _read(self, entry: TreeEntry, opened: Callable[[], int]) -> Iterator[bytes]:
         """Yield as many bytes as the entry states. Raises Conflict."""
         if entry.type == "link":
             yield entry.target
@@ -235,7 +235,7 @@ class _Part:
             os.close(fd)
 
 
-def _known(entry: Entry | None) -> Entry | None:
+def _known(entry: TreeEntry | None) -> TreeEntry | None:
     """The entry, if git knows such entries."""
     return entry if entry is not None and entry.type in ("file", "link") else None
 
@@ -249,7 +249,7 @@ def _is_text(pieces: Iterable[bytes]) -> bool:
     return True
 
 
-def _mode(entry: Entry | None) -> bytes:
+def _mode(entry: TreeEntry | None) -> bytes:
     if entry is None:
         return b""
     if entry.type == "link":

@@ -26,31 +26,20 @@ from typing import TYPE_CHECKING, NamedTuple
 from execd.errors import ExecdError
 from execd.files.change import remove_below
 from execd.files.checkpoints.compare import has_other_content, in_walk_order, link_groups
-from execd.files.checkpoints.content import copy_content
 from execd.files.checkpoints.directories import Directories
-from execd.files.checkpoints.entries import Change, Entry, Manifest, Trouble, full_path
-from execd.files.checkpoints.scan import FLAGS, READ_FILE, clear_flags, read_attributes
+from execd.files.checkpoints.entries import Manifest, TreeChange, TreeEntry, Trouble, full_path
+from execd.files.checkpoints.scan import FLAGS, read_attributes, reason_of
+from execd.files.checkpoints.shelf import copy_content
 from execd.files.resolve import TreeChanged, identity, open_and_stat
 from execd.files.write import TEMPORARY_PREFIX, replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from execd.files.resolve import Forbidden
+    from execd.files.checkpoints.scan import Scanning
 
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _ENTRY = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-class RestoreParts(NamedTuple):
-    """What a restore needs beside the manifest."""
-
-    top: int
-    """The root (O_PATH)."""
-    forbidden: Forbidden
-    open_content: Callable[[bytes], int]
-    """Opens the kept content with a digest; the restore closes it. Raises OSError."""
-    stop: Callable[[], bool]
 
 
 class Undone(NamedTuple):
@@ -59,61 +48,75 @@ class Undone(NamedTuple):
     troubles: list[Trouble]
 
 
-def restore(manifest: Manifest, changes: list[Change], parts: RestoreParts) -> Undone:
-    """Undo the changes, which are in the order of a walk. Raises nothing for a single file."""
-    run = _Restore(manifest, parts)
+def restore(
+    manifest: Manifest,
+    changes: list[TreeChange],
+    top: int,
+    how: Scanning,
+    open_content: Callable[[bytes], int],
+) -> Undone:
+    """Undo the changes, which are in the order of a walk. Raises nothing for a single file.
+
+    ``top``: the root (O_PATH). ``how``: of the scan that has found the changes. ``open_content``:
+    opens the kept content with a digest; the restore closes it.
+    """
+    run = _Restore(manifest, top, how, open_content)
     with run.directories:
         run.undo(changes)
     return Undone(run.n_restored, run.n_removed, run.troubles)
 
 
 class _Restore:
-    def __init__(self, manifest: Manifest, parts: RestoreParts) -> None:
-        self.directories = Directories(parts.top)
+    def __init__(
+        self,
+        manifest: Manifest,
+        top: int,
+        how: Scanning,
+        open_content: Callable[[bytes], int],
+    ) -> None:
+        self.directories = Directories(top)
         self.n_restored = 0
         self.n_removed = 0
         self.troubles: list[Trouble] = []
         self._manifest = manifest
-        self._parts = parts
+        self._top = top
+        self._how = how
+        self._open_content = open_content
         self._old = {entry.path: entry for entry in manifest.entries}
         self._groups = link_groups(manifest)
-        self._touched: set[bytes] = set()
-        """Directories in which names were changed, so that their times have to be set."""
+        self._touched = set(how.opened or ())
+        """Directories that get their attributes at the end: also those in which names changed."""
 
-    def undo(self, changes: list[Change]) -> None:
-        gone: bytes | None = None
-        for change in changes:
-            if change.new is None or (change.old is not None and change.kind != "type"):
-                continue
-            if gone is None or not change.path.startswith(gone):
-                done = self._try(change.path, self._remove, change.new)
-                gone = change.path + b"/" if done and change.new.type == "directory" else gone
-            else:
-                done = True
-            self.n_removed += done and change.old is None
-        fixed: list[Entry] = []
+    def undo(self, changes: list[TreeChange]) -> None:
+        self._remove_all([each for each in changes if each.old is None or each.kind == "type"])
         made: dict[bytes, None] = {}
         for change in changes:
             old, new = change.old, change.new
             if old is None:
                 continue
             if old.type == "directory":
+                self._touched.add(old.path)
                 if new is None or new.type != "directory":
                     self._try(old.path, self._make_directory, old)
-                self._touched.add(old.path)
                 self.n_restored += 1
-            elif new is not None and self._is_fixable(old, new):
-                fixed.append(new)
+            elif new is not None and _is_fixable(old, new):
+                self.n_restored += self._try(old.path, self._fix, new)
             else:
                 made.update(dict.fromkeys(self._with_links(old.path)))
         for path in made:
             self.n_restored += self._try(path, self._replace, self._old[path])
-        for new in fixed:
-            if new.path not in made:
-                self.n_restored += self._try(new.path, self._fix, new)
-        for path in sorted(self._touched, key=in_walk_order, reverse=True):
-            if path in self._old:
-                self._try(path, self._finish_directory, self._old[path])
+        for path in sorted(self._touched & self._old.keys(), key=in_walk_order, reverse=True):
+            self._try(path, self._finish_directory, self._old[path])
+
+    def _remove_all(self, changes: list[TreeChange]) -> None:
+        gone: bytes | None = None
+        for change in changes:
+            assert change.new is not None, "created, or of another type"
+            done = gone is not None and change.path.startswith(gone)
+            if not done:
+                done = self._try(change.path, self._remove, change.new)
+                gone = change.path + b"/" if done and change.new.type == "directory" else gone
+            self.n_removed += done and change.old is None
 
     def _with_links(self, path: bytes) -> Iterable[bytes]:
         """The names of a file, the first of the checkpoint first."""
@@ -122,59 +125,42 @@ class _Restore:
             return (path,)
         return (name for name, its_first in self._groups.items() if its_first == first)
 
-    def _is_fixable(self, old: Entry, new: Entry) -> bool:
-        """Whether the file is as before but for its attributes, also for its hard links."""
-        return (
-            old.type == new.type
-            and not new.trouble
-            and old.n_links == new.n_links
-            and (new.n_links == 1 or (old.device, old.inode) == (new.device, new.inode))
-            and not has_other_content(old, new)
-            and not new.attributes.get(FLAGS)
-        )
-
-    def _try(self, path: bytes, act: Callable[[Entry], None], entry: Entry) -> bool:
-        """Return whether the step was done. Files that forbid changes lose the flag first."""
-        for is_last in (False, True):
-            try:
-                if self._parts.stop():
-                    raise TreeChanged
-                act(entry)
-                return True
-            except OSError as error:
-                if error.errno == errno.EPERM and not is_last and self._clear_flags(path):
-                    continue
-                self._note(path, error.strerror or "input/output error")
-            except TreeChanged:
-                self._note(path, "the directory was changed meanwhile")
-            except ExecdError as error:
-                self._note(path, error.message)
-            return False
-        raise AssertionError("the second round returns")
-
-    def _note(self, path: bytes, message: str) -> None:
+    def _try(self, path: bytes, act: Callable[[TreeEntry], None], entry: TreeEntry) -> bool:
+        """Return whether the step was done."""
+        try:
+            if self._how.stop():
+                raise TreeChanged
+            act(entry)
+            return True
+        except OSError as error:
+            message = reason_of(error)
+        except TreeChanged:
+            message = "the directory was changed meanwhile"
+        except ExecdError as error:
+            message = error.message
         self.troubles.append(Trouble(full_path(self._manifest.root, path), message))
+        return False
 
     # Steps. Each raises OSError, TreeChanged.
 
-    def _remove(self, entry: Entry) -> None:
+    def _remove(self, entry: TreeEntry) -> None:
         parent, name = self.directories.open_parent(entry.path)
         self._touch(entry.path)
         try:
             if entry.type == "directory":
-                remove_below(parent, name, self._parts.forbidden)
+                remove_below(parent, name, self._how.forbidden)
                 self.directories.close()
             else:
                 os.unlink(name, dir_fd=parent)
         except FileNotFoundError:
             pass
 
-    def _make_directory(self, entry: Entry) -> None:
+    def _make_directory(self, entry: TreeEntry) -> None:
         parent, name = self.directories.open_parent(entry.path)
         os.mkdir(name, 0o700, dir_fd=parent)
         self._touch(entry.path)
 
-    def _replace(self, entry: Entry) -> None:
+    def _replace(self, entry: TreeEntry) -> None:
         """Put a new file in the place of what is there."""
         temporary = TEMPORARY_PREFIX + secrets.token_hex(8).encode()
         first = self._groups.get(entry.path, entry.path)
@@ -204,14 +190,14 @@ class _Restore:
         finally:
             os.close(first_parent)
 
-    def _make(self, entry: Entry, parent: int, name: bytes) -> None:
+    def _make(self, entry: TreeEntry, parent: int, name: bytes) -> None:
         match entry.type:
             case "file":
                 fd = os.open(name, _CREATE, 0o600, dir_fd=parent)
                 try:
-                    content = self._parts.open_content(entry.digest)
+                    content = self._open_content(entry.digest)
                     try:
-                        copy_content(content, fd, self._parts.stop)
+                        copy_content(content, fd, self._how.stop)
                     finally:
                         os.close(content)
                 finally:
@@ -225,22 +211,22 @@ class _Restore:
             case _:
                 raise OSError(errno.EPERM, "a device, which execd does not make")
 
-    def _fix(self, new: Entry) -> None:
+    def _fix(self, new: TreeEntry) -> None:
         """Give the scanned file its former attributes."""
         parent, name = self.directories.open_parent(new.path)
         self._set_attributes(parent, name, self._old[new.path], new)
 
-    def _finish_directory(self, entry: Entry) -> None:
+    def _finish_directory(self, entry: TreeEntry) -> None:
         if entry.path:
             self._set_attributes(*self.directories.open_parent(entry.path), entry)
         else:
-            _set_attributes(self._parts.top, os.fstat(self._parts.top), entry)
+            _set_attributes(self._top, os.fstat(self._top), entry)
 
     def _touch(self, path: bytes) -> None:
         self._touched.add(path.rpartition(b"/")[0])
 
     def _set_attributes(
-        self, parent: int, name: bytes, entry: Entry, scanned: Entry | None = None
+        self, parent: int, name: bytes, entry: TreeEntry, scanned: TreeEntry | None = None
     ) -> None:
         fd, info = open_and_stat(name, _ENTRY, parent)
         try:
@@ -259,17 +245,20 @@ class _Restore:
         finally:
             os.close(fd)
 
-    def _clear_flags(self, path: bytes) -> bool:
-        """Clear the flags that forbid changes, of the file and of its directory. Return whether
-        there were any."""
-        try:
-            parent, name = self.directories.open_parent(path)
-            return _clear_flags(parent, b".") | _clear_flags(parent, name)
-        except OSError:
-            return False
+
+def _is_fixable(old: TreeEntry, new: TreeEntry) -> bool:
+    """Whether the file is as before but for its attributes. A file with several names is always
+    made again."""
+    return (
+        old.type == new.type
+        and not new.trouble
+        and old.n_links == new.n_links == 1
+        and not has_other_content(old, new)
+        and FLAGS not in new.attributes
+    )
 
 
-def _set_link_attributes(parent: int, name: bytes, entry: Entry) -> None:
+def _set_link_attributes(parent: int, name: bytes, entry: TreeEntry) -> None:
     info = os.stat(name, dir_fd=parent, follow_symlinks=False)
     if (info.st_uid, info.st_gid) != (entry.uid, entry.gid):
         os.chown(name, entry.uid, entry.gid, dir_fd=parent, follow_symlinks=False)
@@ -277,27 +266,16 @@ def _set_link_attributes(parent: int, name: bytes, entry: Entry) -> None:
     os.utime(name, ns=times, dir_fd=parent, follow_symlinks=False)
 
 
-def _set_attributes(fd: int, info: os.stat_result, entry: Entry) -> None:
+def _set_attributes(fd: int, info: os.stat_result, entry: TreeEntry) -> None:
     """Set owner, mode, attributes and time of the file ``fd`` (O_PATH), which is no link."""
     path = f"/proc/self/fd/{fd}"
     if (info.st_uid, info.st_gid) != (entry.uid, entry.gid):
         os.chown(path, entry.uid, entry.gid)
     os.chmod(path, entry.mode)  # after chown(2), which clears setuid
-    present = read_attributes(fd, b"", with_flags=False)
+    present = read_attributes(path)
     for name in present.keys() - entry.attributes.keys():
         os.removexattr(path, name)
     for name, value in entry.attributes.items():
         if name != FLAGS and present.get(name) != value:
             os.setxattr(path, name, value)
     os.utime(path, ns=(info.st_atime_ns, entry.modified_ns))
-
-
-def _clear_flags(parent: int, name: bytes) -> bool:
-    try:
-        fd = os.open(name, READ_FILE, dir_fd=parent)
-    except OSError:
-        return False
-    try:
-        return clear_flags(fd)
-    finally:
-        os.close(fd)

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from execd.errors import ExecdError, InvalidArgument, NotFound, PermissionDenied
 from execd.files.checkpoints.directories import open_below_slash
-from execd.files.paths import decode
+from execd.files.paths import blame, decode
 from execd.files.root import Root, retry_on_change
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-DEVICES = b"/dev"
+DEVICES = "/dev"
 
 
 class RootPlace(NamedTuple):
@@ -49,14 +49,9 @@ def open_places(
             found, directory = retry_on_change(partial(_open_place, root, path), path)
         except NotFound as error:
             raise NotFound(f"{field}: {error.message}", field=field) from None
-        except PermissionDenied:
-            raise InvalidArgument(
-                f"{field}: {path!r} is of the kernel, of execd, or above", field=field
-            ) from None
         except ExecdError as error:
             raise InvalidArgument(f"{field}: {error.message}", field=field) from None
         stack.callback(os.close, directory)
-        _refuse_borders(root, field, path, found)
         places.append(RootPlace(decode(found), directory, has_content))
     return [
         place
@@ -68,50 +63,50 @@ def open_places(
 def _covers(other: RootPlace, place: RootPlace, *, is_earlier: bool) -> bool:
     if other.path == place.path:
         return is_earlier
-    is_kept = other.has_content or not place.has_content
-    return is_kept and _is_in(os.fsencode(place.path), os.fsencode(other.path))
+    return (other.has_content or not place.has_content) and is_in(place.path, other.path)
 
 
 def _open_place(root: Root, path: str) -> tuple[bytes, int]:
-    with root.resolve(path) as resolved:
-        if not resolved.exists:
-            raise NotFound(f"{path!r}: no such directory")
-        if resolved.names:
-            raise InvalidArgument(f"{path!r} is not a directory")
-        return b"/" + resolved.place, os.dup(resolved.directory)
+    """Raises NotFound, InvalidArgument, TreeChanged, OSError."""
+    try:
+        with root.resolve(path) as resolved:
+            if not resolved.exists:
+                raise NotFound(f"{path!r}: no such directory")
+            if resolved.names:
+                raise InvalidArgument(f"{path!r} is not a directory")
+            found = b"/" + resolved.place
+            if is_in(decode(found), DEVICES):
+                raise InvalidArgument(f"{path!r} is a directory of devices")
+            if any(is_in(os.path.realpath(own), decode(found)) for own in root.own_dirs):
+                raise InvalidArgument(
+                    f"{path!r} holds the files of execd; name the directories of your programs"
+                )
+            return found, os.dup(resolved.directory)
+    except PermissionDenied:
+        raise InvalidArgument(f"{path!r} is of the kernel, of execd, or above") from None
 
 
-def _refuse_borders(root: Root, field: str, path: str, found: bytes) -> None:
-    """Raises InvalidArgument."""
-    if _is_in(found, DEVICES):
-        raise InvalidArgument(f"{field}: {path!r} is a directory of devices", field=field)
-    for own in root.own_dirs:
-        if _is_in(os.fsencode(os.path.realpath(own)), found):
-            raise InvalidArgument(
-                f"{field}: {path!r} holds the files of execd; name the directories of your "
-                "programs",
-                field=field,
-            )
-
-
-def _is_in(path: bytes, directory: bytes) -> bool:
+def is_in(path: str, directory: str) -> bool:
     """Whether a path is the directory, or lies below."""
-    return path == directory or path.startswith(directory.rstrip(b"/") + b"/")
+    return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
 def open_again(path: str, *, makes: bool = False) -> int:
     """Open a root of a checkpoint (O_PATH). ``makes``: put a directory in the place of whatever
-    user code has left there. Raises OSError."""
+    user code has left there. Raises what ``blame`` returns."""
     try:
+        try:
+            return open_below_slash(path)
+        except OSError as error:
+            if not makes or error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                raise
+        parent = open_below_slash(os.path.dirname(path))
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.basename(path), dir_fd=parent)
+            os.mkdir(os.path.basename(path), 0o700, dir_fd=parent)
+        finally:
+            os.close(parent)
         return open_below_slash(path)
     except OSError as error:
-        if not makes or error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-            raise
-    parent = open_below_slash(os.path.dirname(path))
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.basename(path), dir_fd=parent)
-        os.mkdir(os.path.basename(path), 0o700, dir_fd=parent)
-    finally:
-        os.close(parent)
-    return open_below_slash(path)
+        raise blame(error, repr(path)) from error

@@ -13,11 +13,12 @@ scan takes over nothing that the kernel does not vouch for.
   - A write to a mapped page sets ctime at its first write only, until the page is written to disk.
     So a checkpoint first has the file system write all pages (``begin``). Some file systems, tmpfs
     above all, never set ctime so. ``is_told_by_ctime`` tries on the file system itself.
-* Directories are opened as ``tree_walk`` opens them, never through a link.
+* Directories are opened by descriptors and single names (``Directories``), never through a link.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import mmap
@@ -30,20 +31,18 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from execd.errors import Conflict
-from execd.files.checkpoints.crew import BUFFER_BYTES, Crew, Place
+from execd.errors import Conflict, PayloadTooLarge
 from execd.files.checkpoints.directories import Directories
-from execd.files.checkpoints.entries import Entry, Manifest
-from execd.files.copy import STAT_BLOCK_BYTES, copy_bytes
-from execd.files.resolve import open_and_stat, open_directory, reopen
+from execd.files.checkpoints.entries import Manifest, TreeEntry
+from execd.files.paths import blame
+from execd.files.resolve import open_and_stat, reopen
 from execd.files.syscalls import sync_file_system
-from execd.files.tree_walk import Step, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from execd.files.checkpoints.crew import Crew, Place
     from execd.files.resolve import Forbidden
-    from execd.files.tree_walk import Visit
     from execd.model import EntryType
 
 # The clock of file systems is that of the scheduler's tick: 10 ms with the slowest (HZ=100).
@@ -53,13 +52,11 @@ MAX_DEPTH = 512
 MAX_MANIFEST_BYTES = 256 << 20
 """Memory of the entries of a root: about 500,000 files. User code can make millions."""
 _ENTRY_BYTES = 450
-MAX_TRIES = 3
 READ_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_GET_FLAGS, _SET_FLAGS = 0x80086601, 0x40086602  # linux/fs.h, of 64-bit kernels
-FORBIDDING_FLAGS = 0x10 | 0x20  # immutable, append only
+_GET_FLAGS = 0x80086601  # linux/fs.h, of 64-bit kernels
+_FORBIDDING_FLAGS = 0x10 | 0x20  # immutable, append only
 FLAGS = b"flags"
 _ATTRIBUTES = ("user.", "system.posix_acl_", "security.capability")
-_ZEROS = bytes(BUFFER_BYTES)
 _TYPES: dict[int, EntryType] = {
     stat.S_IFREG: "file",
     stat.S_IFDIR: "directory",
@@ -67,10 +64,6 @@ _TYPES: dict[int, EntryType] = {
     stat.S_IFIFO: "fifo",
     stat.S_IFSOCK: "socket",
 }
-
-
-class TooManyEntries(Exception):
-    """The tree is too large for a manifest."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +77,9 @@ class Scanning:
     """Whether a path is left out, with all below."""
     skipped_prefix: bytes | None = None
     """Of names that are left out: the daemon's own temporary files."""
-    opens: bool = False
-    """Give the owner all rights on directories that cannot be read."""
+    opened: set[bytes] | None = None
+    """Where the scan notes the directories that it has given all rights of the owner; None: it
+    gives none."""
 
 
 def begin(top: int) -> int:
@@ -135,11 +129,15 @@ def scan(
     """Return the manifest of the directory ``top`` (O_PATH), which is the root ``root``.
 
     ``former``: the manifest whose entries are taken over where ctime vouches for them. What cannot
-    be read is in the manifest as a trouble. Raises TooManyEntries; Conflict (given up);
-    TreeChanged; OSError if the root itself cannot be read.
+    be read is in the manifest as a trouble. Raises PayloadTooLarge; Conflict (given up); what
+    ``blame`` returns if the root itself cannot be read.
     """
-    run = _Scan(top, how, former)
-    entries = run.entries()
+    run = _Scan(top, root, how, former)
+    try:
+        run.walk()
+    except OSError as error:
+        raise blame(error, repr(root)) from error
+    entries = run.entries
     missing = [
         index
         for index, entry in enumerate(entries)
@@ -152,151 +150,144 @@ def scan(
 
 
 class _Scan:
-    """The walk of one scan."""
+    """The walk of one scan. A directory comes before its content, and its files come together.
 
-    def __init__(self, top: int, how: Scanning, former: Manifest | None) -> None:
-        self._top = top
+    The names of a directory are read one by one: a full directory may have millions of names, and
+    the manifest is bounded.
+    """
+
+    def __init__(self, top: int, root: str, how: Scanning, former: Manifest | None) -> None:
+        self.entries: list[TreeEntry] = []
+        self._root = root
         self._how = how
-        self._former: dict[bytes, Entry] = {}
-        self._trusted_before_ns = 0
-        if former is not None:
-            self._former = {entry.path: entry for entry in former.entries}
-            self._trusted_before_ns = former.began_ns - TICK_NS
-        self._entries: dict[bytes, Entry] = {}
+        self._directories = Directories(top)
+        former_entries = () if former is None else former.entries
+        self._former = {entry.path: entry for entry in former_entries}
+        self._trusted_before_ns = 0 if former is None else former.began_ns - TICK_NS
         self._n_bytes = 0
-        self._opened: set[bytes] = set()
-        """The directories that got rights: each at most once."""
-        self._pending = [b""]
-        """Directories to walk from: the root, and what got rights meanwhile."""
+        self._pending: list[tuple[bytes, os.stat_result, int]] = []
+        """Directories to be read: path, stat, and the device of the directory above."""
 
-    def entries(self) -> list[Entry]:
-        with Directories(self._top) as directories:
+    def walk(self) -> None:
+        """Raises PayloadTooLarge; Conflict (given up); OSError if the root cannot be read."""
+        with self._directories as directories:
+            top = os.fstat(directories.open(b""))
+            self._pending.append((b"", top, top.st_dev))
             while self._pending:
-                start = self._pending.pop()
-                self._walk_from(start, directories.open(start))
-                directories.close()
-        return list(self._entries.values())
+                path, info, from_device = self._pending.pop()
+                at = len(self.entries)
+                try:
+                    self._read_directory(path, from_device)
+                except OSError as error:
+                    if not path:
+                        raise
+                    if isinstance(error, FileNotFoundError):
+                        del self.entries[at:]  # removed since its name was read
+                        continue
+                    if at == len(self.entries):
+                        self._add(path, info, {})
+                    self.entries[at] = replace(self.entries[at], trouble=reason_of(error))
 
-    def _walk_from(self, start: bytes, directory: int) -> None:
+    def _read_directory(self, path: bytes, from_device: int) -> None:
+        directory = self._directories.open(path)
         info = os.fstat(directory)
-        try:
-            readable = reopen(directory, os.O_RDONLY | os.O_DIRECTORY)
-        except PermissionError:
-            if not self._open_up(start, directory, info):
-                raise
-            info = os.fstat(directory)
-            readable = reopen(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            if not start:
-                self._add(b"", info, readable, b"")
-        finally:
-            os.close(readable)
-        how, depth = self._how, start.count(b"/") + bool(start)
-        prefixes = [start + b"/" if start else b""]
-        n_excluded = 0
-        """The length of ``prefixes`` within an excluded directory; 0: not excluded."""
-        for visit in walk(directory, how.forbidden, how.skipped_prefix, MAX_DEPTH - depth):
-            if visit.step is Step.LEAVE:
-                prefixes.pop()
-                if len(prefixes) < n_excluded:
-                    n_excluded = 0
-                continue
-            path = prefixes[-1] + visit.name
-            if not n_excluded:
-                if how.excludes is not None and how.excludes(path):
-                    n_excluded = len(prefixes) + 1 if visit.step is Step.ENTER else 0
-                else:
-                    self._take(path, visit)
-            if visit.step is Step.ENTER:
-                prefixes.append(path + b"/")
-
-    def _take(self, path: bytes, visit: Visit) -> None:
-        info = visit.info
-        if visit.step is Step.REFUSED:
-            self._take_refused(path, visit)
+        if self._how.forbidden.includes(directory, info, from_device):
+            self._add(path, info, {}, trouble="is not for user code")
             return
-        assert info is not None
-        old = self._former.get(path)
-        if (
-            old is not None
-            and old.changed_ns == info.st_ctime_ns
-            and old.inode == info.st_ino
-            and old.changed_ns < self._trusted_before_ns
-            and old.modified_ns == info.st_mtime_ns
-            and old.device == info.st_dev
-            and old.n_links == info.st_nlink
-            and not old.trouble
-            and (old.size_bytes == info.st_size or old.type != "file")
-        ):
-            self._entries[path] = old
+        if path.count(b"/") >= MAX_DEPTH:
+            self._add(path, info, {}, trouble=f"lies in more than {MAX_DEPTH} directories")
             return
-        is_too_deep = visit.step is Step.LEAF and stat.S_ISDIR(info.st_mode)
-        trouble = f"lies in more than {MAX_DEPTH} directories" if is_too_deep else ""
-        self._add(path, info, visit.directory, visit.name, trouble)
-
-    def _take_refused(self, path: bytes, visit: Visit) -> None:
-        """A directory that cannot be read, or an entry of a directory that cannot be searched."""
-        above = path.rpartition(b"/")[0]
-        if self._how.opens and isinstance(visit.error, PermissionError):
-            if visit.info is None:
-                if self._open_up(above, visit.directory, os.fstat(visit.directory)):
-                    self._pending.append(above)
-                    return
-            elif self._open_below(path, visit):
-                self._pending.append(path)
-        reason = "is not for user code" if visit.error is None else visit.error.strerror
-        if path in self._pending:
-            reason = ""
+        self._give_rights(path, directory, info)
+        fd = reopen(directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            info = os.stat(visit.name, dir_fd=visit.directory, follow_symlinks=False)
-        except OSError:
-            self._entries[path] = Entry(
-                path, "file", 0, 0, 0, 0, 0, 0, 0, 0, 1, trouble=reason or "cannot be read"
-            )
-        else:
-            self._add(path, info, visit.directory, visit.name, reason or "")
-
-    def _open_below(self, path: bytes, visit: Visit) -> bool:
-        try:
-            flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-            fd, info = open_and_stat(visit.name, flags, visit.directory)
-        except OSError:
-            return False
-        try:
-            return self._open_up(path, fd, info)
+            if not self._take_over(path, info):
+                self._add(path, info, attributes_and_flags(fd))
+            self._read_names(path, info, fd)
         finally:
             os.close(fd)
 
-    def _open_up(self, path: bytes, directory: int, info: os.stat_result) -> bool:
-        """Give the owner all rights on a directory. Return whether a new walk may find more."""
-        if not self._how.opens or path in self._opened:
+    def _give_rights(self, path: bytes, directory: int, info: os.stat_result) -> None:
+        opened = self._how.opened
+        lacks = stat.S_IMODE(info.st_mode) & stat.S_IRWXU != stat.S_IRWXU
+        if opened is not None and lacks and info.st_uid == os.geteuid():
+            with contextlib.suppress(OSError):
+                os.chmod(f"/proc/self/fd/{directory}", stat.S_IMODE(info.st_mode) | stat.S_IRWXU)
+                opened.add(path)
+
+    def _read_names(self, path: bytes, info: os.stat_result, fd: int) -> None:
+        prefix = path + b"/" if path else b""
+        skipped, excludes = self._how.skipped_prefix, self._how.excludes
+        with os.scandir(fd) as found:
+            for each in found:
+                name = each.name.encode("utf-8", "surrogateescape")
+                below = prefix + name
+                if skipped is not None and name.startswith(skipped):
+                    continue
+                if excludes is not None and excludes(below):
+                    continue
+                try:
+                    facts = each.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                if stat.S_ISDIR(facts.st_mode):
+                    self._take_room(len(below))
+                    self._pending.append((below, facts, info.st_dev))
+                elif not self._take_over(below, facts):
+                    self._read_entry(below, facts, fd, name)
+
+    def _take_over(self, path: bytes, info: os.stat_result) -> bool:
+        """Whether the kernel vouches for the former entry, which is taken then."""
+        old = self._former.get(path)
+        if (
+            old is None
+            or old.changed_ns != info.st_ctime_ns
+            or old.inode != info.st_ino
+            or old.changed_ns >= self._trusted_before_ns
+            or old.modified_ns != info.st_mtime_ns
+            or old.device != info.st_dev
+            or old.n_links != info.st_nlink
+            or old.trouble
+            or (old.type == "file" and old.size_bytes != info.st_size)
+        ):
             return False
-        self._opened.add(path)
-        try:
-            os.chmod(f"/proc/self/fd/{directory}", stat.S_IMODE(info.st_mode) | 0o700)
-        except OSError:
-            return False
+        self.entries.append(old)
         return True
 
+    def _read_entry(self, path: bytes, info: os.stat_result, directory: int, name: bytes) -> None:
+        target, attributes, trouble = b"", {}, ""
+        try:
+            if stat.S_ISLNK(info.st_mode):
+                target = os.readlink(name, dir_fd=directory)
+            elif stat.S_ISCHR(info.st_mode) or stat.S_ISBLK(info.st_mode):
+                target = b"%d" % info.st_rdev
+            elif not stat.S_ISREG(info.st_mode):  # ``hashed`` reads those of a file
+                by_name = b"/proc/self/fd/%d/" % directory + name
+                attributes = read_attributes(by_name, follow_symlinks=False)
+        except OSError as error:
+            trouble = reason_of(error)
+        self._add(path, info, attributes, target=target, trouble=trouble)
+
     def _add(
-        self, path: bytes, info: os.stat_result, directory: int, name: bytes, trouble: str = ""
+        self,
+        path: bytes,
+        info: os.stat_result,
+        attributes: dict[bytes, bytes],
+        *,
+        target: bytes = b"",
+        trouble: str = "",
     ) -> None:
         if self._how.stop():
             raise Conflict("the scan was given up; repeat the request")
-        kind = _TYPES.get(stat.S_IFMT(info.st_mode), "device")
-        target, attributes = b"", {}
-        try:
-            if kind == "link":
-                target = os.readlink(name, dir_fd=directory)
-            elif kind != "file":  # ``hashed`` reads those of a file
-                attributes = read_attributes(directory, name, with_flags=kind == "directory")
-        except OSError as error:
-            trouble = trouble or error.strerror or "cannot be read"
-        self._n_bytes += _ENTRY_BYTES + len(path) + len(target)
-        self._n_bytes += sum(len(each) + len(value) for each, value in attributes.items())
+        n_bytes = sum(len(each) + len(value) for each, value in attributes.items())
+        self._take_room(len(path) + len(target) + n_bytes)
+        self.entries.append(make_entry(path, info, attributes, target=target, trouble=trouble))
+
+    def _take_room(self, n_bytes: int) -> None:
+        self._n_bytes += _ENTRY_BYTES + n_bytes
         if self._n_bytes > MAX_MANIFEST_BYTES:
-            raise TooManyEntries
-        self._entries[path] = make_entry(path, info, attributes, target=target, trouble=trouble)
+            raise PayloadTooLarge(
+                f"{self._root!r} has too many files for a checkpoint; exclude some of them"
+            )
 
 
 def make_entry(
@@ -307,9 +298,9 @@ def make_entry(
     target: bytes = b"",
     digest: bytes = b"",
     trouble: str = "",
-) -> Entry:
+) -> TreeEntry:
     kind = _TYPES.get(stat.S_IFMT(info.st_mode), "device")
-    return Entry(
+    return TreeEntry(
         path,
         kind,
         stat.S_IMODE(info.st_mode),
@@ -328,109 +319,69 @@ def make_entry(
     )
 
 
-def hashed(place: Place, entry: Entry) -> Entry:
+def hashed(place: Place, entry: TreeEntry) -> TreeEntry:
     """Return the entry of a file with the digest of its content, and with the facts of that
     moment; with a trouble if the content cannot be read."""
-    for _ in range(MAX_TRIES):
+    try:
+        parent, name = place.directories.open_parent(entry.path)
+        fd, before = open_and_stat(name, READ_FILE, parent)
         try:
-            fd, info = open_and_stat(*_name_of(place, entry))
-        except OSError as error:
-            return replace(entry, trouble=error.strerror or "cannot be read")
-        try:
-            if not stat.S_ISREG(info.st_mode):
-                break
-            digest = digest_of(place, fd, info)
-            attributes = read_attributes(fd, b"", with_flags=True)
-            after = os.fstat(fd)
-            if (after.st_ctime_ns, after.st_size) == (info.st_ctime_ns, info.st_size):
-                return make_entry(entry.path, after, attributes, digest=digest)
-        except OSError as error:
-            return replace(entry, trouble=error.strerror or "cannot be read")
+            if stat.S_ISREG(before.st_mode):
+                digest = digest_of(place, fd)
+                attributes = attributes_and_flags(fd)
+                after = os.fstat(fd)
+                if (after.st_ctime_ns, after.st_size) == (before.st_ctime_ns, before.st_size):
+                    return make_entry(entry.path, after, attributes, digest=digest)
         finally:
             os.close(fd)
+    except OSError as error:
+        return replace(entry, trouble=reason_of(error))
     return replace(entry, trouble="changed while it was read")
 
 
-def _name_of(place: Place, entry: Entry) -> tuple[bytes, int, int]:
-    parent, name = place.directories.open_parent(entry.path)
-    return name, READ_FILE, parent
-
-
-def digest_of(place: Place, fd: int, info: os.stat_result) -> bytes:
+def digest_of(place: Place, fd: int) -> bytes:
     """Return the SHA-256 of a file from its beginning. Raises OSError, Conflict."""
     import hashlib  # see lean_imports
 
     digest = hashlib.sha256()
-
-    def skip(n_bytes: int) -> None:
-        for at in range(0, n_bytes, BUFFER_BYTES):
-            digest.update(_ZEROS[: n_bytes - at])
-
-    if info.st_blocks * STAT_BLOCK_BYTES < info.st_size:
-        copy_bytes(fd, digest.update, skip, place.stop)
-        return digest.digest()
-    n_bytes = 0
-    while n := os.readv(fd, (place.buffer,)):
-        digest.update(place.buffer[:n])
-        n_bytes += n
-        if n_bytes == info.st_size and n < BUFFER_BYTES:
-            break  # a later stat shows whether the file has grown
+    os.lseek(fd, 0, os.SEEK_SET)
+    while n_bytes := os.readv(fd, (place.buffer,)):
+        if place.stop():
+            raise Conflict("the scan was given up; repeat the request")
+        digest.update(place.buffer[:n_bytes])
     return digest.digest()
 
 
-def read_attributes(directory: int, name: bytes, *, with_flags: bool) -> dict[bytes, bytes]:
-    """Return the attributes of a file that a checkpoint keeps. ``name`` empty: of the file
-    ``directory`` itself, which is O_PATH only without ``with_flags``. Values that cannot be read
-    are empty. Raises OSError."""
-    path: bytes | int = b"/proc/self/fd/%d" % directory + (b"/" + name if name else b"")
-    if with_flags and not name:
-        path = directory
-    found: dict[bytes, bytes] = {}
-    try:
-        names = os.listxattr(path, follow_symlinks=not name)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
-            raise
-        names = []
-    for each in names:
-        if each.startswith(_ATTRIBUTES):
-            try:
-                value = os.getxattr(path, each, follow_symlinks=not name)
-            except PermissionError:
-                value = b""
-            found[os.fsencode(each)] = value
-    if with_flags and (flags := _read_flags(directory, name)):
-        found[FLAGS] = bytes((flags,))
+def attributes_and_flags(fd: int) -> dict[bytes, bytes]:
+    """Return the attributes of a file or a directory, and its flags that forbid changes. Raises
+    OSError."""
+    found = read_attributes(fd)
+    with contextlib.suppress(OSError):  # a file system without flags
+        flags: int = struct.unpack("=q", fcntl.ioctl(fd, _GET_FLAGS, bytes(8)))[0]
+        if flags & _FORBIDDING_FLAGS:
+            found[FLAGS] = bytes((flags & _FORBIDDING_FLAGS,))
     return found
 
 
-def _read_flags(directory: int, name: bytes) -> int:
-    """Return the flags of a file, or of a directory below ``directory``, that forbid changes; 0
-    where the file system has no flags."""
+def read_attributes(file: int | bytes | str, *, follow_symlinks: bool = True) -> dict[bytes, bytes]:
+    """Return the attributes of a file that a checkpoint keeps. Values that cannot be read are
+    empty. Raises OSError."""
+    found: dict[bytes, bytes] = {}
     try:
-        fd = open_directory(name, directory) if name else directory
-    except OSError:
-        return 0
-    try:
-        return _flags_of(fd) & FORBIDDING_FLAGS
-    except OSError:
-        return 0
-    finally:
-        if name:
-            os.close(fd)
+        names = os.listxattr(file, follow_symlinks=follow_symlinks)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+        return found
+    for name in names:
+        if name.startswith(_ATTRIBUTES):
+            try:
+                value = os.getxattr(file, name, follow_symlinks=follow_symlinks)
+            except PermissionError:
+                value = b""
+            found[os.fsencode(name)] = value
+    return found
 
 
-def _flags_of(fd: int) -> int:
-    return int(struct.unpack("=q", fcntl.ioctl(fd, _GET_FLAGS, bytes(8)))[0])
-
-
-def clear_flags(fd: int) -> bool:
-    """Clear the flags that forbid changes. Return whether there were any, and they are gone."""
-    try:
-        flags = _flags_of(fd)
-        if not flags & FORBIDDING_FLAGS:
-            return False
-        fcntl.ioctl(fd, _SET_FLAGS, struct.pack("=q", flags & ~FORBIDDING_FLAGS))
-        return True
-    except OSError:
-        return False
+def reason_of(error: OSError) -> str:
+    return error.strerror or "input/output error"

@@ -1,31 +1,42 @@
-"""All checkpoints of a state dir: a manifest file each, and the contents of all together.
+"""All checkpoints of a state dir: a manifest file each, and the kept contents of all together.
 
     checkpoints/ID.manifest   the digest of the rest, then the checkpoint as MessagePack
-    checkpoints/content/      see ``content``
+    checkpoints/content/      a file for each content, whose name is the digest in hex
 
-A manifest is the last that a new checkpoint writes, and appears by a rename. So a checkpoint is
-there with all of its contents, or it is not there.
+A content is a clone of the file where the file system can share blocks (FICLONE), else a copy,
+whose holes stay holes. It is never a hard link, because user code writes in place. A content gets
+its name when it is whole and has been hashed. A manifest is the last that a new checkpoint writes,
+and appears by a rename. So a checkpoint is there with all of its contents, or it is not there, and
+whatever else a daemon left that died goes with the next ``sweep``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
+import secrets
+import stat
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from execd.files.checkpoints.content import ContentStore, needed_bytes
 from execd.files.checkpoints.entries import StoredCheckpoint
+from execd.files.checkpoints.scan import READ_FILE
+from execd.files.copy import STAT_BLOCK_BYTES, copy_bytes
 from execd.files.resolve import open_directory, undoing
-from execd.files.write import write_all
+from execd.files.write import leave_hole, write_all
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 FOLDER = b"checkpoints"
+BLOCK_BYTES = 4096
 _SUFFIX = ".manifest"
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+_CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_FICLONE = 0x40049409
 _DIGEST_BYTES = 32
 _DECODER = msgspec.msgpack.Decoder(StoredCheckpoint)
 
@@ -35,18 +46,20 @@ class Damaged(Exception):
 
 
 class Shelf:
-    """For threads with the daemon's own rights. Owns descriptors; ``close`` releases them."""
+    """For threads with the daemon's own rights. Owns descriptors; ``close`` releases them. Contents
+    can be opened and kept by several threads at once."""
 
     def __init__(self, state_dir: int) -> None:
         """Open the folder in the state dir, or make it. Raises OSError."""
         self._folder = _open_folder(FOLDER, state_dir)
         with undoing(os.close, self._folder):
-            self._content = _open_folder(b"content", self._folder)
-        self.contents = ContentStore(self._content)
+            self._contents = _open_folder(b"content", self._folder)
 
     def close(self) -> None:
-        os.close(self._content)
+        os.close(self._contents)
         os.close(self._folder)
+
+    # Manifests.
 
     def ids(self) -> list[str]:
         """Raises OSError."""
@@ -58,11 +71,7 @@ class Shelf:
         import hashlib  # see lean_imports
 
         try:
-            fd = os.open(
-                checkpoint_id + _SUFFIX,
-                os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC,
-                dir_fd=self._folder,
-            )
+            fd = os.open(checkpoint_id + _SUFFIX, READ_FILE, dir_fd=self._folder)
             with open(fd, "rb") as file:
                 digest, data = file.read(_DIGEST_BYTES), file.read()
         except OSError as error:
@@ -73,39 +82,91 @@ class Shelf:
 
     def save(self, checkpoint_id: str, data: bytes) -> None:
         """Put a manifest, as ``encode`` makes one, in place. Raises OSError."""
-        name, temporary = checkpoint_id + _SUFFIX, "+manifest"
-        fd = os.open(temporary, _CREATE, 0o600, dir_fd=self._folder)
-        try:
-            write_all(fd, data)
-        finally:
-            os.close(fd)
-        os.rename(temporary, name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        name, fd = self._make_file(self._folder)
+        with undoing(partial(os.unlink, name, dir_fd=self._folder)):
+            try:
+                write_all(fd, data)
+            finally:
+                os.close(fd)
+            os.rename(
+                name, checkpoint_id + _SUFFIX, src_dir_fd=self._folder, dst_dir_fd=self._folder
+            )
 
     def remove(self, checkpoint_id: str) -> None:
         """Remove a manifest. The contents go with the next ``sweep``. Raises OSError."""
         os.unlink(checkpoint_id + _SUFFIX, dir_fd=self._folder)
 
+    # Contents.
+
+    def has_content(self, digest: bytes) -> bool:
+        return os.access(digest.hex(), os.F_OK, dir_fd=self._contents)
+
+    def open_content(self, digest: bytes) -> int:
+        """Open a content for reading; the caller closes the descriptor. Raises OSError."""
+        return os.open(digest.hex(), READ_FILE, dir_fd=self._contents)
+
+    def begin_content(self) -> tuple[str, int]:
+        """Make a file for a content. Return its name, and the descriptor, which the caller closes.
+        Raises OSError."""
+        return self._make_file(self._contents)
+
+    def finish_content(self, name: str, digest: bytes) -> None:
+        """Give a whole content its name. Raises OSError."""
+        os.rename(name, digest.hex(), src_dir_fd=self._contents, dst_dir_fd=self._contents)
+
     def sweep(self, checkpoint_ids: Iterable[str]) -> int:
         """Remove all that belongs to none of these checkpoints. Return the bytes of the rest.
         Raises OSError, Damaged."""
-        kept = set(checkpoint_ids)
-        needed: set[bytes] = set()
-        for checkpoint_id in kept:
-            needed |= digests_of(self.load(checkpoint_id))
-        used_bytes = 0
-        with os.scandir(self._folder) as found:
-            for entry in found:
-                if entry.name.removesuffix(_SUFFIX) in kept and entry.name.endswith(_SUFFIX):
-                    used_bytes += needed_bytes(entry.stat(follow_symlinks=False).st_size)
-                elif not entry.is_dir(follow_symlinks=False):
-                    os.unlink(entry.name, dir_fd=self._folder)
-        return used_bytes + self.contents.sweep(needed)
+        kept = {"content"}
+        needed: set[str] = set()
+        for checkpoint_id in checkpoint_ids:
+            kept.add(checkpoint_id + _SUFFIX)
+            needed.update(digest.hex() for digest in digests_of(self.load(checkpoint_id)))
+        return _remove_others(self._folder, kept) + _remove_others(self._contents, needed)
+
+    @staticmethod
+    def _make_file(folder: int) -> tuple[str, int]:
+        name = "+" + secrets.token_hex(8)
+        return name, os.open(name, _CREATE, 0o600, dir_fd=folder)
 
 
 def _open_folder(name: bytes, parent: int) -> int:
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, 0o700, dir_fd=parent)
     return open_directory(name, parent)
+
+
+def _remove_others(folder: int, kept: set[str]) -> int:
+    """Remove all files but ``kept``. Return the bytes of these."""
+    n_bytes = 0
+    for name in os.listdir(folder):
+        if name not in kept:
+            os.unlink(name, dir_fd=folder)
+        else:
+            info = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            n_bytes += used_bytes(info) if stat.S_ISREG(info.st_mode) else 0
+    return n_bytes
+
+
+def used_bytes(info: os.stat_result) -> int:
+    """Return the room of a file on the disk: whole blocks, without holes. Some file systems show no
+    blocks for the bytes of a small file."""
+    return min(needed_bytes(info.st_size), max(info.st_blocks * STAT_BLOCK_BYTES, BLOCK_BYTES))
+
+
+def needed_bytes(size_bytes: int) -> int:
+    """Return the room of a file without holes."""
+    return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def copy_content(source: int, target: int, stop: Callable[[], bool]) -> None:
+    """Give the empty file ``target`` the bytes of ``source``. Raises OSError, Conflict."""
+    try:
+        fcntl.ioctl(target, _FICLONE, source)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise
+        copy_bytes(source, partial(write_all, target), partial(leave_hole, target), stop)
 
 
 def digests_of(stored: StoredCheckpoint) -> set[bytes]:

@@ -7,17 +7,19 @@ from typing import Any
 import pytest
 
 from execd.files.checkpoints.compare import compare
-from execd.files.checkpoints.entries import Entry, Manifest
+from execd.files.checkpoints.entries import Manifest, TreeEntry
 
-FILE = Entry(b"f", "file", 0o644, 1, 1, 3, 10, 20, 5, 6, 1, digest=b"d")
+FILE = TreeEntry(b"f", "file", 0o644, 1, 1, 3, 10, 20, 5, 6, 1, digest=b"d")
 
 
-def changed(**fields: Any) -> Entry:
+def changed(**fields: Any) -> TreeEntry:
     facts = {name: getattr(FILE, name) for name in FILE.__struct_fields__}
-    return Entry(**{**facts, **fields})
+    return TreeEntry(**{**facts, **fields})
 
 
-def kinds(old: list[Entry], new: list[Entry], *, times: bool = False) -> list[tuple[bytes, str]]:
+def kinds(
+    old: list[TreeEntry], new: list[TreeEntry], *, times: bool = False
+) -> list[tuple[bytes, str]]:
     manifests = Manifest("/r", True, old), Manifest("/r", True, new)
     return [(change.path, change.kind) for change in compare(*manifests, times=times)]
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from execd.errors import PayloadTooLarge
 from execd.files.checkpoints import scan as module
 from execd.files.checkpoints.crew import Crew
 from execd.files.checkpoints.scan import (
     TICK_NS,
     Scanning,
-    TooManyEntries,
     begin,
     is_told_by_ctime,
     scan,
@@ -113,7 +113,7 @@ def test_a_tree_past_the_bound_of_a_manifest_is_no_manifest(
     monkeypatch.setattr(module, "MAX_MANIFEST_BYTES", 5000)
     for number in range(10):
         (base / f"{number}").touch()
-    with pytest.raises(TooManyEntries):
+    with pytest.raises(PayloadTooLarge, match="'/base' has too many files"):
         scan(top, "/base", HOW)
 
 

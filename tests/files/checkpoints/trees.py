@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from execd.files.checkpoints.entries import Change, Entry
+from execd.files.checkpoints.entries import TreeChange, TreeEntry
 from execd.files.checkpoints.patch import Sources, patch
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ TYPES: dict[int, EntryType] = {
     stat.S_IFIFO: "fifo",
     stat.S_IFSOCK: "socket",
 }
-Tree = dict[bytes, Entry]
+Tree = dict[bytes, TreeEntry]
 
 
 def described(folder: Path) -> Tree:
@@ -45,12 +45,12 @@ def described(folder: Path) -> Tree:
     return found
 
 
-def _entry(folder: bytes, path: bytes) -> Entry:
+def _entry(folder: bytes, path: bytes) -> TreeEntry:
     whole = os.path.join(folder, path)
     info = os.lstat(whole)
     kind = TYPES[stat.S_IFMT(info.st_mode)]
     content = Path(os.fsdecode(whole)).read_bytes() if kind == "file" else b""
-    return Entry(
+    return TreeEntry(
         path,
         kind,
         stat.S_IMODE(info.st_mode),
@@ -67,17 +67,17 @@ def _entry(folder: bytes, path: bytes) -> Entry:
     )
 
 
-def changes_between(old: Tree, new: Tree, root: str = "/root") -> list[Change]:
+def changes_between(old: Tree, new: Tree, root: str = "/root") -> list[TreeChange]:
     """In the order of names."""
     found = []
     for path in sorted(old.keys() | new.keys()):
         kind = _kind(old.get(path), new.get(path))
         if kind is not None:
-            found.append(Change(root, kind, old.get(path), new.get(path)))
+            found.append(TreeChange(root, kind, old.get(path), new.get(path)))
     return found
 
 
-def _kind(old: Entry | None, new: Entry | None) -> EntryChange | None:
+def _kind(old: TreeEntry | None, new: TreeEntry | None) -> EntryChange | None:
     if old is None or new is None:
         return "created" if old is None else "deleted"
     if old.type != new.type:
@@ -90,7 +90,7 @@ def _kind(old: Entry | None, new: Entry | None) -> EntryChange | None:
 def sources(old: Path, new: Path) -> Sources:
     """The contents of two folders."""
 
-    def opened(folder: Path, entry: Entry) -> int:
+    def opened(folder: Path, entry: TreeEntry) -> int:
         return os.open(os.path.join(os.fsencode(folder), entry.path), os.O_RDONLY)
 
     return Sources(lambda entry: opened(old, entry), lambda _root, entry: opened(new, entry))
@@ -136,5 +136,5 @@ def as_git_sees(tree: Tree) -> dict[bytes, tuple[str, bytes]]:
     }
 
 
-def _git_type(entry: Entry) -> str:
+def _git_type(entry: TreeEntry) -> str:
     return "program" if entry.type == "file" and entry.mode & 0o100 else entry.type
