@@ -67,6 +67,8 @@ class Checkpoints:
         self._max_bytes = max_bytes
         self._table: dict[str, Checkpoint] = {}
         self._lock = asyncio.Lock()
+        self._stops: set[threading.Event] = set()
+        """Of the operations that end early, under way or waiting for the lock."""
         begin = None if identity == KEEP_IDENTITY else partial(act_as, identity)
         self._threads = ThreadPoolExecutor(
             N_HELPERS + 1, thread_name_prefix="checkpoints", initializer=begin
@@ -250,19 +252,28 @@ class Checkpoints:
     async def _run(self, work: Callable[[Callable[[], bool]], T], *, stops: bool = True) -> T:
         """Run an operation alone. ``work`` gets a function to ask whether the caller is gone.
         ``stops``: whether the operation ends early then."""
-        await self._lock.acquire()
         stopped = threading.Event()
+        if stops:
+            self._stops.add(stopped)
         try:
-            future = self._submit(lambda: work(stopped.is_set))
-        except BaseException:
-            self._lock.release()
-            raise
-        future.add_done_callback(self._release)
-        try:
+            await self._lock.acquire()
+            try:
+                future = self._submit(lambda: work(stopped.is_set))
+            except BaseException:
+                self._lock.release()
+                raise
+            future.add_done_callback(self._release)
             return await self._result(future)
         finally:
             if stops:
                 stopped.set()
+                self._stops.discard(stopped)
+
+    def stop_others(self) -> None:
+        """End the operations of the former episode: those that write no files of user code end
+        early, with Conflict for a caller that still waits."""
+        for stopped in self._stops:
+            stopped.set()
 
     def _submit(self, call: Callable[[], T]) -> asyncio.Future[T]:
         try:

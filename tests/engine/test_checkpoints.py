@@ -291,3 +291,30 @@ def test_a_closed_service_refuses(tmp_path: Path) -> None:
             assert asked == []
 
     asyncio.run(close_and_ask())
+
+
+async def test_a_reset_ends_the_operations_of_callers_that_wait(engine: Engine) -> None:
+    base, checkpoints = base_of(engine), engine.checkpoints
+    await checkpoints.create("x", ["."])
+    (base / "hole").touch()
+    os.truncate(base / "hole", 15 << 40)
+    waiting = [asyncio.ensure_future(checkpoints.changes("x")) for _ in range(3)]
+    await wait_until_async(checkpoints._lock.locked)
+    checkpoints.stop_others()
+    done = await asyncio.wait_for(checkpoints.restore("x"), 20)
+    assert (done.removed, done.troubles) == (1, [])
+    for each in waiting:
+        with pytest.raises(Conflict, match="given up"):
+            await each
+
+
+async def test_a_caller_that_leaves_ends_its_operation(engine: Engine) -> None:
+    base, checkpoints = base_of(engine), engine.checkpoints
+    await checkpoints.create("x", ["."])
+    (base / "hole").touch()
+    os.truncate(base / "hole", 15 << 40)
+    waiting = asyncio.ensure_future(checkpoints.changes("x"))
+    await wait_until_async(checkpoints._lock.locked)
+    waiting.cancel()
+    done = await asyncio.wait_for(checkpoints.restore("x"), 20)
+    assert (done.removed, done.troubles) == (1, [])

@@ -144,10 +144,7 @@ class Operations:
 
     def _scan_new(self, place: RootPlace, how: Scanning) -> Manifest:
         """Scan what is believed later on. Raises Conflict, PayloadTooLarge."""
-        began_ns, is_told = 0, False
-        with contextlib.suppress(OSError):
-            began_ns = begin(place.directory)
-            is_told = self._own(partial(is_told_by_ctime, place.directory))
+        began_ns, is_told = self._begin(place.directory)
         manifest = scan(place.directory, place.path, how, has_content=place.has_content)
         return msgspec.structs.replace(
             manifest,
@@ -155,6 +152,14 @@ class Operations:
             began_ns=began_ns,
             is_told_by_ctime=is_told,
         )
+
+    def _begin(self, directory: int) -> tuple[int, bool]:
+        """Return ``began_ns`` and ``is_told_by_ctime`` of a manifest."""
+        began_ns, is_told = 0, False
+        with contextlib.suppress(OSError):
+            began_ns = begin(directory)
+            is_told = self._own(partial(is_told_by_ctime, directory))
+        return began_ns, is_told
 
     def _keep_all(
         self,
@@ -244,7 +249,7 @@ class Operations:
         shelf = self._own(self._shelf)
         top = open_again(manifest.root, makes=True)
         try:
-            new = scan(top, manifest.root, how, _former(manifest, by))
+            new = scan(top, manifest.root, how, _former(manifest, by), wanted=manifest)
             changes = compare(manifest, new, times=True)
 
             def open_content(digest: bytes) -> int:
@@ -262,7 +267,7 @@ class Operations:
         for manifest in stored.manifests:
             is_by_content = is_by_content and _former(manifest, how) is None
             try:
-                new = self._scan_again(manifest, scanning, how)
+                new = self._scan_again(manifest, scanning, how, wanted=manifest)
             except ExecdError as error:
                 found = [Difference(manifest.root, error.message)]
             else:
@@ -283,14 +288,19 @@ class Operations:
             for old in stored.manifests:
                 top = open_again(old.root)
                 try:
-                    began_ns = begin(top)
+                    began_ns, is_told = self._begin(top)
                 finally:
                     os.close(top)
                 new = self._scan_again(old, how, "auto")
                 if compare(old, new, times=True):
                     return
-                entries = _without_troubles(new)
-                manifests.append(msgspec.structs.replace(old, entries=entries, began_ns=began_ns))
+                changed = msgspec.structs.replace(
+                    old,
+                    entries=_without_troubles(new),
+                    began_ns=began_ns,
+                    is_told_by_ctime=is_told,
+                )
+                manifests.append(changed)
             self._save(StoredCheckpoint(stored.facts, manifests))
         except (ExecdError, OSError):
             return  # the old manifest is as true as before
@@ -310,12 +320,15 @@ class Operations:
             raise _changed_meanwhile(root, entry)
         return fd
 
-    def _scan_again(self, manifest: Manifest, how: Scanning, by: How) -> Manifest:
+    def _scan_again(
+        self, manifest: Manifest, how: Scanning, by: How, wanted: Manifest | None = None
+    ) -> Manifest:
         """Raises ExecdError."""
         top = open_again(manifest.root)
         try:
             former = _former(manifest, by)
-            return scan(top, manifest.root, how, former, has_content=manifest.has_content)
+            is_kept = manifest.has_content
+            return scan(top, manifest.root, how, former, has_content=is_kept, wanted=wanted)
         finally:
             os.close(top)
 

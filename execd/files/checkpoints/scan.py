@@ -12,7 +12,8 @@ scan takes over nothing that the kernel does not vouch for.
     before, are hashed again.
   - A write to a mapped page sets ctime at its first write only, until the page is written to disk.
     So a checkpoint first has the file system write all pages (``begin``). Some file systems, tmpfs
-    above all, never set ctime so. ``is_told_by_ctime`` tries on the file system itself.
+    above all, never set ctime so. ``is_told_by_ctime`` tries on the file system itself. Both
+    concern the file system of the root alone: what lies on another, mounted below, is read anew.
 * Directories are opened by descriptors and single names (``Directories``), never through a link.
 """
 
@@ -125,10 +126,13 @@ def scan(
     former: Manifest | None = None,
     *,
     has_content: bool = True,
+    wanted: Manifest | None = None,
 ) -> Manifest:
     """Return the manifest of the directory ``top`` (O_PATH), which is the root ``root``.
 
-    ``former``: the manifest whose entries are taken over where ctime vouches for them. What cannot
+    ``former``: the manifest whose entries are taken over where ctime vouches for them. ``wanted``:
+    only files that have the same size in this manifest are hashed. The others differ from it
+    anyway, and may be holes of many terabytes. What cannot
     be read is in the manifest as a trouble. Raises PayloadTooLarge; Conflict (given up); what
     ``blame`` returns if the root itself cannot be read.
     """
@@ -138,10 +142,16 @@ def scan(
     except OSError as error:
         raise blame(error, repr(root)) from error
     entries = run.entries
+    sizes = None
+    if wanted is not None:
+        sizes = {each.path: each.size_bytes for each in wanted.entries if each.type == "file"}
     missing = [
         index
         for index, entry in enumerate(entries)
-        if entry.type == "file" and not entry.digest and not entry.trouble
+        if entry.type == "file"
+        and not entry.digest
+        and not entry.trouble
+        and (sizes is None or sizes.get(entry.path) == entry.size_bytes)
     ]
     found = how.crew.share(top, [entries[index] for index in missing], hashed, how.stop)
     for index, entry in zip(missing, found, strict=True):
@@ -163,6 +173,8 @@ class _Scan:
         self._directories = Directories(top)
         former_entries = () if former is None else former.entries
         self._former = {entry.path: entry for entry in former_entries}
+        self._device = former_entries[0].device if former_entries else None
+        """Of the file system on which ``is_told_by_ctime`` and ``begin`` were tried."""
         self._trusted_before_ns = 0 if former is None else former.began_ns - TICK_NS
         self._n_bytes = 0
         self._pending: list[tuple[bytes, os.stat_result, int]] = []
@@ -244,7 +256,7 @@ class _Scan:
             or old.inode != info.st_ino
             or old.changed_ns >= self._trusted_before_ns
             or old.modified_ns != info.st_mtime_ns
-            or old.device != info.st_dev
+            or not old.device == info.st_dev == self._device
             or old.n_links != info.st_nlink
             or old.trouble
             or (old.type == "file" and old.size_bytes != info.st_size)
@@ -345,7 +357,10 @@ def digest_of(place: Place, fd: int) -> bytes:
 
     digest = hashlib.sha256()
     os.lseek(fd, 0, os.SEEK_SET)
-    while n_bytes := os.readv(fd, (place.buffer,)):
+    left_bytes = os.fstat(fd).st_size
+    # A file that grows meanwhile has no digest: nobody follows its writer to the end.
+    while left_bytes >= 0 and (n_bytes := os.readv(fd, (place.buffer,))):
+        left_bytes -= n_bytes
         if place.stop():
             raise Conflict("the scan was given up; repeat the request")
         digest.update(place.buffer[:n_bytes])
