@@ -27,6 +27,8 @@ def compare(old: Manifest, new: Manifest, *, times: bool = False) -> list[TreeCh
         if was is entry and not entry.trouble:
             continue
         if was is None:
+            if entry.path in new.holders and not entry.trouble:
+                continue
             changes.append(TreeChange(new.root, "created", None, entry))
             continue
         has_other_links = groups.get(entry.path) != old_groups.get(entry.path)

@@ -56,6 +56,9 @@ class Manifest(msgspec.Struct, frozen=True):
     before, may change again and keep its ctime: a scan never takes over its digest."""
     is_told_by_ctime: bool = False
     """Whether the file system sets ctime for each write, also for a write through a mapping."""
+    holders: set[bytes] = set()
+    """Of a scan: the directories with excluded paths in or below them. Of these, those that were
+    created since a checkpoint are no difference, and stay."""
 
     @property
     def n_files(self) -> int:

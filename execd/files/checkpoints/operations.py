@@ -36,6 +36,7 @@ from execd.files.checkpoints.restore import restore
 from execd.files.checkpoints.root_places import RootPlace, open_again, open_places
 from execd.files.checkpoints.scan import (
     READ_FILE,
+    Cleared,
     Scanning,
     begin,
     digest_of,
@@ -149,6 +150,7 @@ class Operations:
         return msgspec.structs.replace(
             manifest,
             entries=_without_troubles(manifest),
+            holders=set(),
             began_ns=began_ns,
             is_told_by_ctime=is_told,
         )
@@ -232,13 +234,13 @@ class Operations:
         for manifest in stored.manifests:
             if not manifest.has_content:
                 continue
-            n_entries += len(manifest.entries)
-            scanning = self._scanning(stored.facts.exclude, stop, opened=set())
+            scanning = self._scanning(stored.facts.exclude, stop, cleared=Cleared(set()))
             try:
                 outcome = self._restore_root(manifest, scanning, how)
             except ExecdError as error:
                 troubles.append(Trouble(manifest.root, error.message))
                 continue
+            n_entries += len(manifest.entries)
             n_restored += outcome.n_restored
             n_removed += outcome.n_removed
             troubles += outcome.troubles
@@ -255,7 +257,7 @@ class Operations:
             def open_content(digest: bytes) -> int:
                 return self._own(partial(shelf.open_content, digest))
 
-            return restore(manifest, changes, top, how, open_content)
+            return restore(manifest, changes, top, how, open_content, new.holders)
         finally:
             os.close(top)
 
@@ -338,10 +340,10 @@ class Operations:
         stop: Callable[[], bool],
         *,
         skipped_prefix: bytes | None = None,
-        opened: set[bytes] | None = None,
+        cleared: Cleared | None = None,
     ) -> Scanning:
         forbidden = self._own(self._root.forbidden)
-        return Scanning(forbidden, self._crew, stop, excluding(exclude), skipped_prefix, opened)
+        return Scanning(forbidden, self._crew, stop, excluding(exclude), skipped_prefix, cleared)
 
 
 def _root_facts(manifest: Manifest) -> CheckpointRoot:
