@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -156,6 +157,20 @@ def test_a_mount_below_a_root_stays_and_its_content_is_restored(
     assert json.loads(done.stdout) == [True, True, 1]
     assert (outside / "file").read_text() == "old"
     assert (outside / "secret").read_bytes() == b"secret"
+
+
+@pytest.mark.root
+def test_a_device_with_another_number_is_named(desk: Desk, base: Path) -> None:
+    os.mknod(base / "device", stat.S_IFCHR | 0o600, os.makedev(1, 3))
+    settle()
+    desk.create()
+    before = (base / "device").stat().st_mtime_ns
+    (base / "device").unlink()
+    os.mknod(base / "device", stat.S_IFCHR | 0o600, os.makedev(1, 5))
+    os.utime(base / "device", ns=(before, before))
+    [named] = [each.path for each in desk.restore().troubles]
+    assert named == str(base / "device")
+    assert named in [each.path for each in desk.verify().differences]
 
 
 def test_restored_files_are_taken_over_by_later_scans(
