@@ -40,6 +40,9 @@ class TreeEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """SHA-256 of a file's content; empty: nobody has read the content."""
     trouble: str = ""
     """Why the entry could not be read whole; such an entry is never taken for unchanged."""
+    is_closed: bool = False
+    """Of a directory: user code can neither list it nor reach what is in it, and does not own
+    it."""
 
 
 class Manifest(msgspec.Struct, frozen=True):

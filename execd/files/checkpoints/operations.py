@@ -424,13 +424,14 @@ def _changed_meanwhile(root: str, entry: TreeEntry) -> Conflict:
 
 def _without_troubles(manifest: Manifest) -> list[TreeEntry]:
     """Return the entries, and refuse what could never be verified. A watched file that only other
-    users can read stays: its ctime tells whether it changed. Raises Conflict."""
+    users can read stays: its ctime tells whether it changed. So does a watched directory in which
+    user code can reach nothing. Raises Conflict."""
     entries: list[TreeEntry] = []
     troubles: list[TreeEntry] = []
     for entry in manifest.entries:
         if not entry.trouble:
             entries.append(entry)
-        elif not manifest.has_content and entry.type == "file":
+        elif not manifest.has_content and (entry.type == "file" or entry.is_closed):
             entries.append(msgspec.structs.replace(entry, trouble=""))
         else:
             troubles.append(entry)

@@ -220,7 +220,24 @@ class _Scan:
                         continue
                     if at == len(self.entries):
                         self._add(path, info, {})
-                    self.entries[at] = replace(self.entries[at], trouble=reason_of(error))
+                    self.entries[at] = replace(
+                        self.entries[at],
+                        trouble=reason_of(error),
+                        is_closed=isinstance(error, PermissionError) and self._is_closed(path),
+                    )
+
+    def _is_closed(self, path: bytes) -> bool:
+        """Whether user code has no way into a directory, and cannot make one for a while."""
+        try:
+            directory = self._directories.open(path)
+            if os.fstat(directory).st_uid == os.geteuid():
+                return False
+            os.stat(b".", dir_fd=directory)
+        except PermissionError:
+            return True
+        except OSError:
+            return False
+        return False
 
     def _read_directory(self, path: bytes, from_device: int) -> None:
         directory = self._directories.open(path)
