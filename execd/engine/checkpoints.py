@@ -66,7 +66,12 @@ class Checkpoints:
         self._root = root
         self._max_bytes = max_bytes
         self._table: dict[str, Checkpoint] = {}
+        self._unreadable: dict[str, str] = {}
+        """Checkpoints of a former daemon, with the reasons. They stay until they are deleted: a new
+        ``START`` in the place of an unreadable one would hold what user code has left."""
         self._lock = asyncio.Lock()
+        self._stops: set[threading.Event] = set()
+        """Of the operations that end early, under way or waiting for the lock."""
         begin = None if identity == KEEP_IDENTITY else partial(act_as, identity)
         self._threads = ThreadPoolExecutor(
             N_HELPERS + 1, thread_name_prefix="checkpoints", initializer=begin
@@ -109,9 +114,10 @@ class Checkpoints:
         for checkpoint_id in shelf.ids():
             try:
                 self._table[checkpoint_id] = shelf.load(checkpoint_id).facts
-            except Damaged as error:
+            except (Damaged, OSError) as error:
                 extra = {"checkpoint_id": checkpoint_id, "error": str(error)}
-                log.error("a checkpoint is damaged, and is removed", extra=extra)
+                log.error("a checkpoint cannot be read", extra=extra)
+                self._unreadable[checkpoint_id] = str(error)
         self._sweep()
 
     def close(self) -> None:
@@ -144,6 +150,7 @@ class Checkpoints:
             raise InvalidArgument("roots: at least one directory", field="roots")
 
         def work(stop: Callable[[], bool]) -> Checkpoint:
+            self._check_readable(facts.id)
             if facts.id in self._table:
                 raise Conflict(
                     f"there is a checkpoint {facts.id!r} already; use another id, or delete "
@@ -159,11 +166,18 @@ class Checkpoints:
         return await self._run(work)
 
     def get(self, checkpoint_id: str) -> Checkpoint:
-        """Raises NotFound."""
+        """Raises NotFound; Conflict (the checkpoint cannot be read)."""
+        self._check_readable(checkpoint_id)
         found = self._table.get(checkpoint_id)
         if found is None:
             raise NotFound(f"there is no checkpoint {checkpoint_id!r}")
         return found
+
+    def _check_readable(self, checkpoint_id: str) -> None:
+        reason = self._unreadable.get(checkpoint_id)
+        if reason is not None:
+            step = "use a new --state-dir" if checkpoint_id == START else "delete it"
+            raise Conflict(f"the checkpoint {checkpoint_id!r} cannot be read: {reason}; {step}")
 
     async def delete(self, checkpoint_id: str) -> None:
         """Remove a checkpoint. Raises NotFound, Conflict for ``START``."""
@@ -172,9 +186,11 @@ class Checkpoints:
             raise Conflict(f"the checkpoint {START!r} is never removed; use a new sandbox")
 
         def remove() -> None:
-            self.get(checkpoint_id)
+            if checkpoint_id not in self._unreadable:
+                self.get(checkpoint_id)
             self._shelf().remove(checkpoint_id)
-            del self._table[checkpoint_id]
+            self._table.pop(checkpoint_id, None)
+            self._unreadable.pop(checkpoint_id, None)
             self._sweep()
 
         await self._run(lambda _: self._own(remove))
@@ -250,19 +266,28 @@ class Checkpoints:
     async def _run(self, work: Callable[[Callable[[], bool]], T], *, stops: bool = True) -> T:
         """Run an operation alone. ``work`` gets a function to ask whether the caller is gone.
         ``stops``: whether the operation ends early then."""
-        await self._lock.acquire()
         stopped = threading.Event()
+        if stops:
+            self._stops.add(stopped)
         try:
-            future = self._submit(lambda: work(stopped.is_set))
-        except BaseException:
-            self._lock.release()
-            raise
-        future.add_done_callback(self._release)
-        try:
+            await self._lock.acquire()
+            try:
+                future = self._submit(lambda: work(stopped.is_set))
+            except BaseException:
+                self._lock.release()
+                raise
+            future.add_done_callback(self._release)
             return await self._result(future)
         finally:
             if stops:
                 stopped.set()
+                self._stops.discard(stopped)
+
+    def stop_others(self) -> None:
+        """End the operations of the former episode: those that write no files of user code end
+        early, with Conflict for a caller that still waits."""
+        for stopped in self._stops:
+            stopped.set()
 
     def _submit(self, call: Callable[[], T]) -> asyncio.Future[T]:
         try:
@@ -314,6 +339,11 @@ class Checkpoints:
                 f"the files of the checkpoint {checkpoint_id!r} are damaged or gone ({error}); "
                 "make another checkpoint"
             ) from None
+        except OSError as error:
+            raise Unavailable(
+                f"the checkpoint {checkpoint_id!r} cannot be read now ({error.strerror}); repeat "
+                "the request"
+            ) from None
 
     def _reserve(self, n_bytes: int) -> int:
         """Take room for a new checkpoint. Return the bytes that are lacking; nothing is taken
@@ -331,7 +361,7 @@ class Checkpoints:
     def _sweep(self) -> None:
         """Remove what belongs to no checkpoint, and take the budget for the rest."""
         try:
-            n_bytes = self._shelf().sweep(self._table)
+            n_bytes = self._shelf().sweep(self._table, self._unreadable)
         except (OSError, Damaged, Unavailable) as error:
             log.error("the folder of checkpoints cannot be tidied", extra={"error": str(error)})
             return

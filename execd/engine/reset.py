@@ -47,7 +47,7 @@ from execd.engine.store.journal import (
     ResetEnded,
     TracesRecorded,
 )
-from execd.errors import IdempotencyMismatch, NotFound, Unavailable
+from execd.errors import Conflict, IdempotencyMismatch, NotFound, Unavailable
 from execd.proc import kernel_traces
 
 if TYPE_CHECKING:
@@ -124,7 +124,8 @@ class Resets:
         """Reset the sandbox, and return the JSON of a ``ResetReply``; of a repeated request with
         the same key the first answer. ``expected``: the caller's episode.
 
-        Raises NotFound (no such checkpoint), EpisodeOver, IdempotencyMismatch, Unavailable.
+        Raises NotFound (no such checkpoint), Conflict (it cannot be read), EpisodeOver,
+        IdempotencyMismatch, Unavailable.
         """
         digest = _sha256((key or secrets.token_hex(16)).encode())
         payload = _sha256(msgspec.json.encode(request))
@@ -209,7 +210,7 @@ class Resets:
 
     async def _finish_late(self, begun: ResetBegun) -> bytes:
         checkpoint: Checkpoint | None = None
-        with contextlib.suppress(NotFound):
+        with contextlib.suppress(NotFound, Conflict):
             checkpoint = self._get_checkpoint(begun.checkpoint)
         return await self._run(ResetRun(begun, checkpoint, is_late=True))
 

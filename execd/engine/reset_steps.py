@@ -159,6 +159,7 @@ class ResetSteps:
         if not run.is_journaled:  # the disk was full, perhaps with logs
             self._parts.retention.end_episode(keeps_records=run.begun.keeps_records)
             run.is_journaled = await self._parts.store.write_journal(run.begun) is None
+        self._parts.checkpoints.stop_others()
         found = await self._parts.checkpoints.restore(run.begun.checkpoint, run.begun.verify)
         run.troubles = found.troubles
         run.files = ResetFiles(

@@ -105,7 +105,8 @@ def test_reset_ends_everything_and_restores_the_files(sandbox: Target) -> None:
     done = reset(sandbox)
     assert (done["clean"], done["differences"]) == (True, {"items": [], "total": 0})
     assert output(sandbox, "ls; cat file; pgrep -f 'sleep 1000[.]125' || true") == "file\nkept\n"
-    assert done["files"] == {"restored": done["files"]["restored"], "removed": 1, "unchanged": 0}
+    # The base dir itself has another time, which only its owner can set back.
+    assert (done["files"]["restored"], done["files"]["removed"]) in ((1, 1), (2, 1))
     assert [step["name"] for step in done["steps"]][-1] == "verify"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from execd.engine.checkpoints import START, Checkpoints
 from execd.engine.executions.submission import Submission
 from execd.errors import Conflict, ExecdError, InvalidArgument, NoSpace, NotFound, Unavailable
+from execd.files.checkpoints.shelf import Shelf
 from tests.engine.conftest import running, sh, shell_command
 from tests.waiting import wait_until_async
 
@@ -151,6 +153,15 @@ async def test_a_restarted_daemon_has_the_checkpoints_and_drops_what_was_half_ma
     (shelf / "damaged.manifest").write_bytes(damaged[:-1] + b"\xff")
     async with running(tmp_path) as engine:
         assert engine.checkpoints.list() == [made]
+        assert "+half" not in contents(engine)
+        assert sorted(os.listdir(shelf)) == ["content", "damaged.manifest", "kept.manifest"]
+        for act in (
+            engine.checkpoints.restore("damaged"),
+            engine.checkpoints.create("damaged", ["."]),
+        ):
+            with pytest.raises(Conflict, match=r"'damaged' cannot be read: .*; delete it"):
+                await act
+        await engine.checkpoints.delete("damaged")
         assert len(contents(engine)) == 1
         assert sorted(os.listdir(shelf)) == ["content", "kept.manifest"]
         assert 0 < engine._parts.store.used_bytes < used_bytes
@@ -247,6 +258,45 @@ async def test_no_command_runs_before_the_checkpoint_of_the_start(tmp_path: Path
         assert (await engine.checkpoints.verify(START)).n_differences > 0
 
 
+async def test_a_damaged_checkpoint_of_the_start_is_never_made_anew(tmp_path: Path) -> None:
+    at_start = (str(tmp_path / "base"),)
+    async with running(tmp_path, checkpoint_at_start=at_start) as engine:
+        (base_of(engine) / "file").write_text("kept")
+        await engine.make_start_checkpoint()
+        kept = contents(engine)
+    manifest = tmp_path / "state/checkpoints/start.manifest"
+    whole = manifest.read_bytes()
+    manifest.write_bytes(whole[:-1])
+    async with running(tmp_path, checkpoint_at_start=at_start) as engine:
+        with pytest.raises(Conflict, match=r"'start' cannot be read: .*; use a new --state-dir"):
+            await engine.make_start_checkpoint()
+        with pytest.raises(Conflict):
+            await engine.checkpoints.delete(START)
+        assert engine.obstacle is not None, "no user code runs"
+    manifest.write_bytes(whole)
+    async with running(tmp_path, checkpoint_at_start=at_start) as engine:
+        await engine.make_start_checkpoint()
+        assert contents(engine) == kept
+        (base_of(engine) / "file").unlink()
+        await engine.checkpoints.restore(START)
+        assert (base_of(engine) / "file").read_text() == "kept"
+
+
+async def test_a_lack_of_descriptors_is_no_damage(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await engine.checkpoints.create("x", ["."])
+
+    def lacking(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Shelf, "load", lacking)
+        with pytest.raises(Unavailable, match="Too many open files"):
+            await engine.checkpoints.restore("x")
+    assert (await engine.checkpoints.restore("x")).troubles == []
+
+
 @pytest.mark.root
 async def test_another_user_has_no_right_that_its_programs_lack(tmp_path: Path) -> None:
     # pytest's own folders are closed to a second user
@@ -291,3 +341,30 @@ def test_a_closed_service_refuses(tmp_path: Path) -> None:
             assert asked == []
 
     asyncio.run(close_and_ask())
+
+
+async def test_a_reset_ends_the_operations_of_callers_that_wait(engine: Engine) -> None:
+    base, checkpoints = base_of(engine), engine.checkpoints
+    await checkpoints.create("x", ["."])
+    (base / "hole").touch()
+    os.truncate(base / "hole", 15 << 40)
+    waiting = [asyncio.ensure_future(checkpoints.changes("x")) for _ in range(3)]
+    await wait_until_async(checkpoints._lock.locked)
+    checkpoints.stop_others()
+    done = await asyncio.wait_for(checkpoints.restore("x"), 20)
+    assert (done.removed, done.troubles) == (1, [])
+    for each in waiting:
+        with pytest.raises(Conflict, match="given up"):
+            await each
+
+
+async def test_a_caller_that_leaves_ends_its_operation(engine: Engine) -> None:
+    base, checkpoints = base_of(engine), engine.checkpoints
+    await checkpoints.create("x", ["."])
+    (base / "hole").touch()
+    os.truncate(base / "hole", 15 << 40)
+    waiting = asyncio.ensure_future(checkpoints.changes("x"))
+    await wait_until_async(checkpoints._lock.locked)
+    waiting.cancel()
+    done = await asyncio.wait_for(checkpoints.restore("x"), 20)
+    assert (done.removed, done.troubles) == (1, [])

@@ -203,7 +203,7 @@ async def list_checkpoints(request: web.Request) -> web.Response:
     return json_reply(CheckpointsReply(items=[checkpoint_reply(each) for each in found]))
 
 
-@ROUTES.add("GET", ROUTE + "/{id}", replies={200: (CheckpointReply,)}, errors=(NotFound,))
+@ROUTES.add("GET", ROUTE + "/{id}", replies={200: (CheckpointReply,)})
 async def get_checkpoint(request: web.Request) -> web.Response:
     """One checkpoint."""
     parse_query(query_of(request.raw_path), NoQuery)

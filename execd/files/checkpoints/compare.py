@@ -29,6 +29,8 @@ def compare(old: Manifest, new: Manifest, *, setter: int | None = None) -> list[
         if was is entry and not entry.trouble:
             continue
         if was is None:
+            if entry.path in new.holders and not entry.trouble:
+                continue
             changes.append(TreeChange(new.root, "created", None, entry))
             continue
         has_other_links = groups.get(entry.path) != old_groups.get(entry.path)
@@ -63,7 +65,7 @@ def _difference(
 ) -> EntryChange | None:
     if was.type != entry.type:
         return "type"
-    nobody_can_read = was.type == "file" and not was.digest
+    nobody_can_read = _is_known_by_stat(was)
     if (
         was.trouble
         or (entry.trouble and not nobody_can_read)
@@ -77,10 +79,15 @@ def _difference(
     return "mode" if was.mode != entry.mode else None
 
 
+def _is_known_by_stat(was: TreeEntry) -> bool:
+    """Whether nobody could read the entry for the checkpoint."""
+    return was.is_closed or (was.type == "file" and not was.digest)
+
+
 def has_other_content(was: TreeEntry, entry: TreeEntry) -> bool:
-    """Return whether the bytes of a file, or the target of a link, may differ. A file that nobody
-    can read has changed if the kernel shows a change."""
-    if was.digest or entry.digest or entry.type != "file":
+    """Return whether the bytes of a file, or the target of a link, may differ. A file or a
+    directory that nobody can read has changed if the kernel shows a change."""
+    if was.digest or entry.digest or not _is_known_by_stat(was):
         return (was.digest, was.target) != (entry.digest, entry.target)
     return (was.inode, was.changed_ns, was.size_bytes) != (
         entry.inode,

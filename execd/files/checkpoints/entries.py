@@ -40,6 +40,9 @@ class TreeEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """SHA-256 of a file's content; empty: nobody has read the content."""
     trouble: str = ""
     """Why the entry could not be read whole; such an entry is never taken for unchanged."""
+    is_closed: bool = False
+    """Of a directory: user code can neither list it nor reach what is in it, and does not own
+    it."""
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -56,6 +59,9 @@ class Manifest(msgspec.Struct, frozen=True):
     before, may change again and keep its ctime: a scan never takes over its digest."""
     is_told_by_ctime: bool = False
     """Whether the file system sets ctime for each write, also for a write through a mapping."""
+    holders: set[bytes] = set()
+    """Of a scan: the directories with excluded paths in or below them. Of these, those that were
+    created since a checkpoint are no difference, and stay."""
 
     @property
     def n_files(self) -> int:

@@ -36,6 +36,7 @@ from execd.files.checkpoints.restore import restore
 from execd.files.checkpoints.root_places import RootPlace, open_again, open_places
 from execd.files.checkpoints.scan import (
     READ_FILE,
+    Cleared,
     Scanning,
     begin,
     digest_of,
@@ -144,17 +145,23 @@ class Operations:
 
     def _scan_new(self, place: RootPlace, how: Scanning) -> Manifest:
         """Scan what is believed later on. Raises Conflict, PayloadTooLarge."""
-        began_ns, is_told = 0, False
-        with contextlib.suppress(OSError):
-            began_ns = begin(place.directory)
-            is_told = self._own(partial(is_told_by_ctime, place.directory))
+        began_ns, is_told = self._begin(place.directory)
         manifest = scan(place.directory, place.path, how, has_content=place.has_content)
         return msgspec.structs.replace(
             manifest,
             entries=_without_troubles(manifest),
+            holders=set(),
             began_ns=began_ns,
             is_told_by_ctime=is_told,
         )
+
+    def _begin(self, directory: int) -> tuple[int, bool]:
+        """Return ``began_ns`` and ``is_told_by_ctime`` of a manifest."""
+        began_ns, is_told = 0, False
+        with contextlib.suppress(OSError):
+            began_ns = begin(directory)
+            is_told = self._own(partial(is_told_by_ctime, directory))
+        return began_ns, is_told
 
     def _keep_all(
         self,
@@ -227,13 +234,13 @@ class Operations:
         for manifest in stored.manifests:
             if not manifest.has_content:
                 continue
-            n_entries += len(manifest.entries)
-            scanning = self._scanning(stored.facts.exclude, stop, opened=set())
+            scanning = self._scanning(stored.facts.exclude, stop, cleared=Cleared(set()))
             try:
                 outcome = self._restore_root(manifest, scanning, how)
             except ExecdError as error:
                 troubles.append(Trouble(manifest.root, error.message))
                 continue
+            n_entries += len(manifest.entries)
             n_restored += outcome.n_restored
             n_removed += outcome.n_removed
             troubles += outcome.troubles
@@ -244,13 +251,13 @@ class Operations:
         shelf = self._own(self._shelf)
         top = open_again(manifest.root, makes=True)
         try:
-            new = scan(top, manifest.root, how, _former(manifest, by))
+            new = scan(top, manifest.root, how, _former(manifest, by), wanted=manifest)
             changes = compare(manifest, new, setter=os.geteuid())
 
             def open_content(digest: bytes) -> int:
                 return self._own(partial(shelf.open_content, digest))
 
-            return restore(manifest, changes, top, how, open_content)
+            return restore(manifest, changes, top, how, open_content, new.holders)
         finally:
             os.close(top)
 
@@ -262,7 +269,7 @@ class Operations:
         for manifest in stored.manifests:
             is_by_content = is_by_content and _former(manifest, how) is None
             try:
-                new = self._scan_again(manifest, scanning, how)
+                new = self._scan_again(manifest, scanning, how, wanted=manifest)
             except ExecdError as error:
                 found = [Difference(manifest.root, error.message)]
             else:
@@ -283,14 +290,19 @@ class Operations:
             for old in stored.manifests:
                 top = open_again(old.root)
                 try:
-                    began_ns = begin(top)
+                    began_ns, is_told = self._begin(top)
                 finally:
                     os.close(top)
                 new = self._scan_again(old, how, "auto")
                 if compare(old, new, setter=os.geteuid()):
                     return
-                entries = _without_troubles(new)
-                manifests.append(msgspec.structs.replace(old, entries=entries, began_ns=began_ns))
+                changed = msgspec.structs.replace(
+                    old,
+                    entries=_without_troubles(new),
+                    began_ns=began_ns,
+                    is_told_by_ctime=is_told,
+                )
+                manifests.append(changed)
             self._save(StoredCheckpoint(stored.facts, manifests))
         except (ExecdError, OSError):
             return  # the old manifest is as true as before
@@ -310,12 +322,15 @@ class Operations:
             raise _changed_meanwhile(root, entry)
         return fd
 
-    def _scan_again(self, manifest: Manifest, how: Scanning, by: How) -> Manifest:
+    def _scan_again(
+        self, manifest: Manifest, how: Scanning, by: How, wanted: Manifest | None = None
+    ) -> Manifest:
         """Raises ExecdError."""
         top = open_again(manifest.root)
         try:
             former = _former(manifest, by)
-            return scan(top, manifest.root, how, former, has_content=manifest.has_content)
+            is_kept = manifest.has_content
+            return scan(top, manifest.root, how, former, has_content=is_kept, wanted=wanted)
         finally:
             os.close(top)
 
@@ -325,10 +340,10 @@ class Operations:
         stop: Callable[[], bool],
         *,
         skipped_prefix: bytes | None = None,
-        opened: set[bytes] | None = None,
+        cleared: Cleared | None = None,
     ) -> Scanning:
         forbidden = self._own(self._root.forbidden)
-        return Scanning(forbidden, self._crew, stop, excluding(exclude), skipped_prefix, opened)
+        return Scanning(forbidden, self._crew, stop, excluding(exclude), skipped_prefix, cleared)
 
 
 def _root_facts(manifest: Manifest) -> CheckpointRoot:
@@ -409,13 +424,14 @@ def _changed_meanwhile(root: str, entry: TreeEntry) -> Conflict:
 
 def _without_troubles(manifest: Manifest) -> list[TreeEntry]:
     """Return the entries, and refuse what could never be verified. A watched file that only other
-    users can read stays: its ctime tells whether it changed. Raises Conflict."""
+    users can read stays: its ctime tells whether it changed. So does a watched directory in which
+    user code can reach nothing. Raises Conflict."""
     entries: list[TreeEntry] = []
     troubles: list[TreeEntry] = []
     for entry in manifest.entries:
         if not entry.trouble:
             entries.append(entry)
-        elif not manifest.has_content and entry.type == "file":
+        elif not manifest.has_content and (entry.type == "file" or entry.is_closed):
             entries.append(msgspec.structs.replace(entry, trouble=""))
         else:
             troubles.append(entry)

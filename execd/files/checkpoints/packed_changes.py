@@ -12,6 +12,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Literal
 
+from execd.errors import Conflict
 from execd.files.archive.pack import Item, tar, tar_gz
 
 if TYPE_CHECKING:
@@ -33,8 +34,15 @@ def pack_changes(
     """Yield the archive in pieces. Blocking.
 
     ``prefixes``: for each root whose content is kept, what stands before the paths in the archive.
-    Changes of other roots are left out. Raises ExecdError, OSError: the archive is not complete.
+    Changes of other roots are left out. Raises Conflict before the first piece if user code has a
+    file with the name of the list; later ExecdError, OSError: the archive is not complete.
     """
+    for change in changes:
+        if change.new and prefixes.get(change.root, b"/") + change.path == DELETED_NAME:
+            raise Conflict(
+                f"{change.full_path!r} has the name of the archive's list of deletions; rename "
+                "the file, or take the changes as a patch"
+            )
     packed = tar if kind == "tar" else tar_gz
     return packed(_items(changes, prefixes, sources))
 

@@ -23,12 +23,12 @@ import secrets
 import stat
 from typing import TYPE_CHECKING, NamedTuple
 
-from execd.errors import ExecdError
+from execd.errors import Conflict, ExecdError
 from execd.files.change import remove_below
 from execd.files.checkpoints.compare import has_other_content, in_walk_order, link_groups
 from execd.files.checkpoints.directories import Directories
 from execd.files.checkpoints.entries import Manifest, TreeChange, TreeEntry, Trouble, full_path
-from execd.files.checkpoints.scan import FLAGS, read_attributes, reason_of
+from execd.files.checkpoints.scan import FLAGS, Cleared, read_attributes, reason_of
 from execd.files.checkpoints.shelf import copy_content
 from execd.files.resolve import TreeChanged, identity, open_and_stat
 from execd.files.write import TEMPORARY_PREFIX, replace
@@ -54,13 +54,15 @@ def restore(
     top: int,
     how: Scanning,
     open_content: Callable[[bytes], int],
+    holders: set[bytes],
 ) -> Undone:
     """Undo the changes, which are in the order of a walk. Raises nothing for a single file.
 
     ``top``: the root (O_PATH). ``how``: of the scan that has found the changes. ``open_content``:
-    opens the kept content with a digest; the restore closes it.
+    opens the kept content with a digest; the restore closes it. ``holders``: the directories with
+    excluded paths, which are never removed.
     """
-    run = _Restore(manifest, top, how, open_content)
+    run = _Restore(manifest, top, how, open_content, holders)
     with run.directories:
         run.undo(changes)
     return Undone(run.n_restored, run.n_removed, run.troubles)
@@ -73,10 +75,12 @@ class _Restore:
         top: int,
         how: Scanning,
         open_content: Callable[[bytes], int],
+        holders: set[bytes],
     ) -> None:
+        cleared = how.cleared or Cleared(set())
         self.directories = Directories(top)
         self.n_restored = 0
-        self.n_removed = 0
+        self.n_removed = cleared.n_removed
         self.troubles: list[Trouble] = []
         self._manifest = manifest
         self._top = top
@@ -84,7 +88,8 @@ class _Restore:
         self._open_content = open_content
         self._old = {entry.path: entry for entry in manifest.entries}
         self._groups = link_groups(manifest)
-        self._touched = set(how.opened or ())
+        self._holders = holders
+        self._touched = set(cleared.touched)
         """Directories that get their attributes at the end: also those in which names changed."""
 
     def undo(self, changes: list[TreeChange]) -> None:
@@ -148,12 +153,20 @@ class _Restore:
         self._touch(entry.path)
         try:
             if entry.type == "directory":
+                self._check_excluded(entry)
                 remove_below(parent, name, self._how.forbidden)
                 self.directories.close()
             else:
                 os.unlink(name, dir_fd=parent)
         except FileNotFoundError:
             pass
+
+    def _check_excluded(self, entry: TreeEntry) -> None:
+        """Raises Conflict if a directory holds excluded paths, or may hold some."""
+        if entry.path in self._holders:
+            raise Conflict("holds excluded files, which stay")
+        if entry.trouble and self._how.excludes is not None:
+            raise Conflict(f"{entry.trouble}, and may hold excluded files")
 
     def _make_directory(self, entry: TreeEntry) -> None:
         parent, name = self.directories.open_parent(entry.path)

@@ -93,14 +93,15 @@ def is_in(path: str, directory: str) -> bool:
 
 def open_again(path: str, *, makes: bool = False) -> int:
     """Open a root of a checkpoint (O_PATH). ``makes``: put a directory in the place of whatever
-    user code has left there. Raises what ``blame`` returns."""
+    user code has left there, and make missing directories above, as mkdir(1) would. Raises what
+    ``blame`` returns."""
     try:
         try:
             return open_below_slash(path)
         except OSError as error:
             if not makes or error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                 raise
-        parent = open_below_slash(os.path.dirname(path))
+        parent = _open_or_make(os.path.dirname(path))
         try:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.basename(path), dir_fd=parent)
@@ -110,3 +111,16 @@ def open_again(path: str, *, makes: bool = False) -> int:
         return open_below_slash(path)
     except OSError as error:
         raise blame(error, repr(path)) from error
+
+
+def _open_or_make(path: str) -> int:
+    """Open a directory above a root, which is made if nothing is there. Raises OSError."""
+    try:
+        return open_below_slash(path)
+    except FileNotFoundError:
+        parent = _open_or_make(os.path.dirname(path))
+    try:
+        os.mkdir(os.path.basename(path), dir_fd=parent)
+    finally:
+        os.close(parent)
+    return open_below_slash(path)

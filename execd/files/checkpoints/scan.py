@@ -12,7 +12,8 @@ scan takes over nothing that the kernel does not vouch for.
     before, are hashed again.
   - A write to a mapped page sets ctime at its first write only, until the page is written to disk.
     So a checkpoint first has the file system write all pages (``begin``). Some file systems, tmpfs
-    above all, never set ctime so. ``is_told_by_ctime`` tries on the file system itself.
+    above all, never set ctime so. ``is_told_by_ctime`` tries on the file system itself. Both
+    concern the file system of the root alone: what lies on another, mounted below, is read anew.
 * Directories are opened by descriptors and single names (``Directories``), never through a link.
 """
 
@@ -50,8 +51,9 @@ TICK_NS = 20_000_000
 MAX_DEPTH = 512
 """Directories below each other. A deeper one is named as a trouble, and removed by a restore."""
 MAX_MANIFEST_BYTES = 256 << 20
-"""Memory of the entries of a root: about 500,000 files. User code can make millions."""
-_ENTRY_BYTES = 450
+"""Memory for the entries of a root: about 240,000 files. User code can make millions."""
+_ENTRY_BYTES = 1100
+"""Measured, with what a comparison and a restore need for an entry."""
 READ_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _GET_FLAGS = 0x80086601  # linux/fs.h, of 64-bit kernels
 _FORBIDDING_FLAGS = 0x10 | 0x20  # immutable, append only
@@ -66,6 +68,15 @@ _TYPES: dict[int, EntryType] = {
 }
 
 
+@dataclass
+class Cleared:
+    """What the scan of a restore has done already."""
+
+    touched: set[bytes]
+    """Directories that were given all rights of the owner, or in which files were removed."""
+    n_removed: int = 0
+
+
 @dataclass(frozen=True)
 class Scanning:
     """How a tree is scanned."""
@@ -77,9 +88,9 @@ class Scanning:
     """Whether a path is left out, with all below."""
     skipped_prefix: bytes | None = None
     """Of names that are left out: the daemon's own temporary files."""
-    opened: set[bytes] | None = None
-    """Where the scan notes the directories that it has given all rights of the owner; None: it
-    gives none."""
+    cleared: Cleared | None = None
+    """Of a restore: its scan gives directories all rights of the owner, and removes files with
+    names that are not wanted. An entry for each would take more memory than a sandbox may have."""
 
 
 def begin(top: int) -> int:
@@ -125,14 +136,17 @@ def scan(
     former: Manifest | None = None,
     *,
     has_content: bool = True,
+    wanted: Manifest | None = None,
 ) -> Manifest:
     """Return the manifest of the directory ``top`` (O_PATH), which is the root ``root``.
 
-    ``former``: the manifest whose entries are taken over where ctime vouches for them. What cannot
+    ``former``: the manifest whose entries are taken over where ctime vouches for them. ``wanted``:
+    only files that have the same size in this manifest are hashed. The others differ from it
+    anyway, and may be holes of many terabytes. What cannot
     be read is in the manifest as a trouble. Raises PayloadTooLarge; Conflict (given up); what
     ``blame`` returns if the root itself cannot be read.
     """
-    run = _Scan(top, root, how, former)
+    run = _Scan(top, root, how, former, wanted)
     try:
         run.walk()
     except OSError as error:
@@ -141,12 +155,15 @@ def scan(
     missing = [
         index
         for index, entry in enumerate(entries)
-        if entry.type == "file" and not entry.digest and not entry.trouble
+        if entry.type == "file"
+        and not entry.digest
+        and not entry.trouble
+        and (wanted is None or run.is_wanted_size(entry))
     ]
     found = how.crew.share(top, [entries[index] for index in missing], hashed, how.stop)
     for index, entry in zip(missing, found, strict=True):
         entries[index] = entry
-    return Manifest(root, has_content, entries)
+    return Manifest(root, has_content, entries, holders=run.holders)
 
 
 class _Scan:
@@ -156,17 +173,34 @@ class _Scan:
     the manifest is bounded.
     """
 
-    def __init__(self, top: int, root: str, how: Scanning, former: Manifest | None) -> None:
+    def __init__(
+        self,
+        top: int,
+        root: str,
+        how: Scanning,
+        former: Manifest | None,
+        wanted: Manifest | None,
+    ) -> None:
         self.entries: list[TreeEntry] = []
+        self.holders: set[bytes] = set()
         self._root = root
         self._how = how
         self._directories = Directories(top)
         former_entries = () if former is None else former.entries
         self._former = {entry.path: entry for entry in former_entries}
+        self._wanted = self._former
+        if wanted is not former:
+            self._wanted = {} if wanted is None else {each.path: each for each in wanted.entries}
+        self._device = former_entries[0].device if former_entries else None
+        """Of the file system on which ``is_told_by_ctime`` and ``begin`` were tried."""
         self._trusted_before_ns = 0 if former is None else former.began_ns - TICK_NS
         self._n_bytes = 0
         self._pending: list[tuple[bytes, os.stat_result, int]] = []
         """Directories to be read: path, stat, and the device of the directory above."""
+
+    def is_wanted_size(self, entry: TreeEntry) -> bool:
+        old = self._wanted.get(entry.path)
+        return old is not None and (old.type, old.size_bytes) == ("file", entry.size_bytes)
 
     def walk(self) -> None:
         """Raises PayloadTooLarge; Conflict (given up); OSError if the root cannot be read."""
@@ -186,7 +220,24 @@ class _Scan:
                         continue
                     if at == len(self.entries):
                         self._add(path, info, {})
-                    self.entries[at] = replace(self.entries[at], trouble=reason_of(error))
+                    self.entries[at] = replace(
+                        self.entries[at],
+                        trouble=reason_of(error),
+                        is_closed=isinstance(error, PermissionError) and self._is_closed(path),
+                    )
+
+    def _is_closed(self, path: bytes) -> bool:
+        """Whether user code has no way into a directory, and cannot make one for a while."""
+        try:
+            directory = self._directories.open(path)
+            if os.fstat(directory).st_uid == os.geteuid():
+                return False
+            os.stat(b".", dir_fd=directory)
+        except PermissionError:
+            return True
+        except OSError:
+            return False
+        return False
 
     def _read_directory(self, path: bytes, from_device: int) -> None:
         directory = self._directories.open(path)
@@ -207,12 +258,12 @@ class _Scan:
             os.close(fd)
 
     def _give_rights(self, path: bytes, directory: int, info: os.stat_result) -> None:
-        opened = self._how.opened
+        cleared = self._how.cleared
         lacks = stat.S_IMODE(info.st_mode) & stat.S_IRWXU != stat.S_IRWXU
-        if opened is not None and lacks and info.st_uid == os.geteuid():
+        if cleared is not None and lacks and info.st_uid == os.geteuid():
             with contextlib.suppress(OSError):
                 os.chmod(f"/proc/self/fd/{directory}", stat.S_IMODE(info.st_mode) | stat.S_IRWXU)
-                opened.add(path)
+                cleared.touched.add(path)
 
     def _read_names(self, path: bytes, info: os.stat_result, fd: int) -> None:
         prefix = path + b"/" if path else b""
@@ -224,6 +275,7 @@ class _Scan:
                 if skipped is not None and name.startswith(skipped):
                     continue
                 if excludes is not None and excludes(below):
+                    self._hold(path)
                     continue
                 try:
                     facts = each.stat(follow_symlinks=False)
@@ -232,8 +284,27 @@ class _Scan:
                 if stat.S_ISDIR(facts.st_mode):
                     self._take_room(len(below))
                     self._pending.append((below, facts, info.st_dev))
-                elif not self._take_over(below, facts):
+                elif not self._clear(below, fd, name) and not self._take_over(below, facts):
                     self._read_entry(below, facts, fd, name)
+
+    def _hold(self, directory: bytes) -> None:
+        while directory and directory not in self.holders:
+            self.holders.add(directory)
+            directory = directory.rpartition(b"/")[0]
+
+    def _clear(self, path: bytes, directory: int, name: bytes) -> bool:
+        """Remove a file with a name that is not wanted, for a restore. Return whether it is gone;
+        else the restore tries again, and says why."""
+        cleared = self._how.cleared
+        if cleared is None or path in self._wanted:
+            return False
+        try:
+            os.unlink(name, dir_fd=directory)
+        except OSError:
+            return False
+        cleared.touched.add(path.rpartition(b"/")[0])
+        cleared.n_removed += 1
+        return True
 
     def _take_over(self, path: bytes, info: os.stat_result) -> bool:
         """Whether the kernel vouches for the former entry, which is taken then."""
@@ -244,7 +315,7 @@ class _Scan:
             or old.inode != info.st_ino
             or old.changed_ns >= self._trusted_before_ns
             or old.modified_ns != info.st_mtime_ns
-            or old.device != info.st_dev
+            or not old.device == info.st_dev == self._device
             or old.n_links != info.st_nlink
             or old.trouble
             or (old.type == "file" and old.size_bytes != info.st_size)
@@ -345,7 +416,10 @@ def digest_of(place: Place, fd: int) -> bytes:
 
     digest = hashlib.sha256()
     os.lseek(fd, 0, os.SEEK_SET)
-    while n_bytes := os.readv(fd, (place.buffer,)):
+    left_bytes = os.fstat(fd).st_size
+    # A file that grows meanwhile has no digest: nobody follows its writer to the end.
+    while left_bytes >= 0 and (n_bytes := os.readv(fd, (place.buffer,))):
+        left_bytes -= n_bytes
         if place.stop():
             raise Conflict("the scan was given up; repeat the request")
         digest.update(place.buffer[:n_bytes])

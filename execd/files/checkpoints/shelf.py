@@ -30,7 +30,7 @@ from execd.files.resolve import open_directory, undoing
 from execd.files.write import leave_hole, write_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
 FOLDER = b"checkpoints"
 BLOCK_BYTES = 4096
@@ -67,30 +67,35 @@ class Shelf:
         return [name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)]
 
     def load(self, checkpoint_id: str) -> StoredCheckpoint:
-        """Raises Damaged."""
+        """Raises Damaged; OSError: the checkpoint may be whole."""
         import hashlib  # see lean_imports
 
         try:
             fd = os.open(checkpoint_id + _SUFFIX, READ_FILE, dir_fd=self._folder)
             with open(fd, "rb") as file:
                 digest, data = file.read(_DIGEST_BYTES), file.read()
-        except OSError as error:
-            raise Damaged(error.strerror) from None
+        except FileNotFoundError:
+            raise Damaged("the manifest is gone") from None
         if hashlib.sha256(data).digest() != digest:
             raise Damaged("the digest is not that of the manifest")
-        return _DECODER.decode(data)
+        try:
+            return _DECODER.decode(data)
+        except msgspec.DecodeError:
+            raise Damaged("the manifest is of another version of execd") from None
 
     def save(self, checkpoint_id: str, data: bytes) -> None:
-        """Put a manifest, as ``encode`` makes one, in place. Raises OSError."""
+        """Put a manifest, as ``encode`` makes one, in place, and on the disk. Raises OSError."""
         name, fd = self._make_file(self._folder)
         with undoing(partial(os.unlink, name, dir_fd=self._folder)):
             try:
                 write_all(fd, data)
+                os.fsync(fd)
             finally:
                 os.close(fd)
             os.rename(
                 name, checkpoint_id + _SUFFIX, src_dir_fd=self._folder, dst_dir_fd=self._folder
             )
+        os.fsync(self._folder)
 
     def remove(self, checkpoint_id: str) -> None:
         """Remove a manifest. The contents go with the next ``sweep``. Raises OSError."""
@@ -114,14 +119,18 @@ class Shelf:
         """Give a whole content its name. Raises OSError."""
         os.rename(name, digest.hex(), src_dir_fd=self._contents, dst_dir_fd=self._contents)
 
-    def sweep(self, checkpoint_ids: Iterable[str]) -> int:
+    def sweep(self, checkpoint_ids: Iterable[str], unreadable_ids: Collection[str] = ()) -> int:
         """Remove all that belongs to none of these checkpoints. Return the bytes of the rest.
+        While there are unreadable checkpoints all whole contents stay, as they may be needed.
         Raises OSError, Damaged."""
         kept = {"content"}
         needed: set[str] = set()
         for checkpoint_id in checkpoint_ids:
             kept.add(checkpoint_id + _SUFFIX)
             needed.update(digest.hex() for digest in digests_of(self.load(checkpoint_id)))
+        if unreadable_ids:
+            kept.update(each + _SUFFIX for each in unreadable_ids)
+            needed.update(name for name in os.listdir(self._contents) if not name.startswith("+"))
         return _remove_others(self._folder, kept) + _remove_others(self._contents, needed)
 
     @staticmethod

@@ -217,3 +217,46 @@ def test_a_hundred_thousand_files_are_restored(desk: Desk, base: Path) -> None:
     done = desk.restore_all()
     assert (done.restored, done.removed) == (1003, 0), "1,001 names, a file, the time of the root"
     assert len(os.listdir(base / "7")) == 1000
+
+
+ON_TMPFS_BELOW = """
+import json, mmap, subprocess, sys
+from pathlib import Path
+from tests.files.checkpoints.conftest import Desk, settle
+base, state = Path(sys.argv[1]), Path(sys.argv[2])
+subprocess.run(["mount", "-t", "tmpfs", "tmpfs", base / "mounted"], check=True)
+with open(base / "mounted/file", "w+b") as file:
+    file.write(b"old!")
+    file.flush()
+    with mmap.mmap(file.fileno(), 0) as page:
+        page[0:1] = b"o"
+        settle()
+        desk = Desk(base, state)
+        desk.create()
+        page[0:4] = b"new!"
+        print(json.dumps([desk.verify().n_differences, list(desk.kinds())]))
+"""
+
+
+@pytest.mark.root
+def test_ctime_is_believed_only_on_the_file_system_of_the_root(base: Path, tmp_path: Path) -> None:
+    (base / "mounted").mkdir()
+    paths = [str(base), str(tmp_path / "state")]
+    command = ["unshare", "--mount", sys.executable, "-c", ON_TMPFS_BELOW, *paths]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [1, ["mounted/file"]]
+
+
+def test_a_restore_reads_no_file_that_differs_by_its_size(
+    desk: Desk, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (base / "grown").write_text("small")
+    desk.create()
+    before = facts(base)
+    (base / "hole").touch()
+    os.truncate(base / "hole", 15 << 40)
+    os.truncate(base / "grown", 15 << 40)
+    assert desk.verify("content").n_differences == 3, "two files, the time of the root"
+    desk.restore_all("content")
+    assert facts(base) == before

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
+from execd.errors import Conflict
 from execd.files.checkpoints.packed_changes import pack_changes
 from tests.files.checkpoints.edits import edit, make_project, possible
 from tests.files.checkpoints.trees import Tree, changes_between, described, sources
@@ -89,3 +90,15 @@ def test_archive_without_changes_has_an_empty_list(tmp_path: Path) -> None:
     content = packed(tmp_path / "start", tmp_path / "start", "tar")
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         assert [(member.name, member.size) for member in archive] == [(".execd-deleted", 0)]
+
+
+def test_a_file_with_the_name_of_the_list_refuses_the_archive(tmp_path: Path) -> None:
+    start, end = tmp_path / "start", tmp_path / "end"
+    start.mkdir()
+    (end / "below").mkdir(parents=True)
+    (end / "below/.execd-deleted").write_text("mine")
+    assert packed(start, end, "tar").count(b".execd-deleted") == 2
+    (end / ".execd-deleted").write_text("mine")
+    with pytest.raises(Conflict, match=r"'/root/\.execd-deleted' has the name"):
+        packed(start, end, "tar")
+    assert packed(start, end, "tar", prefix=b"root/").count(b".execd-deleted") == 3

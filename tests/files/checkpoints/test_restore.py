@@ -17,6 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from execd.errors import PayloadTooLarge
+from execd.files.checkpoints import scan
 from tests.files.checkpoints.conftest import NAMES, Desk, facts, make_tree, settle
 from tests.files.conftest import unprivileged
 
@@ -340,3 +342,78 @@ def test_any_tree_is_as_before_after_any_pollution(
     finally:
         desk.close()
         shutil.rmtree(folder)
+
+
+@both_ways
+def test_excluded_paths_in_created_directories_stay(desk: Desk, base: Path, how: How) -> None:
+    make_tree(base)
+    settle()
+    desk.create(exclude=["**/*.keep", "**/node_modules"])
+    before = facts(base)
+    kept = [base / "new/deep/a.keep", base / "app/node_modules/x/index.js", base / "src/b.keep"]
+    for path in kept:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+    (base / "new/deep/other").write_text("goes")
+    (base / "app/src/more").mkdir(parents=True)
+    desk.restore_all(how)
+    assert [path.read_text() for path in kept] == ["mine"] * 3
+    assert desk.kinds() == {}
+    stays = {b"/new", b"/new/deep", b"/app"}
+    excluded = {b"/new/deep/a.keep", b"/src/b.keep"}
+    left = facts(base)
+    assert {
+        path: each
+        for path, each in left.items()
+        if path not in stays | excluded and not path.startswith(b"/app/node_modules")
+    } == before
+
+
+def test_a_directory_with_excluded_paths_in_the_place_of_a_file_is_named(
+    desk: Desk, base: Path
+) -> None:
+    make_tree(base)
+    desk.create(exclude=["**/*.keep"])
+    (base / "run.sh").unlink()
+    (base / "run.sh/below").mkdir(parents=True)
+    (base / "run.sh/below/a.keep").write_text("mine")
+    (base / "run.sh/other").write_text("goes")
+    done = desk.restore()
+    assert "holds excluded files, which stay" in {each.message for each in done.troubles}
+    assert str(base / "run.sh") in {each.path for each in desk.verify().differences}
+    assert (base / "run.sh/below/a.keep").read_text() == "mine"
+    assert not (base / "run.sh/other").exists()
+
+
+def test_a_root_comes_back_with_the_directories_above(desk: Desk, base: Path) -> None:
+    root = base / "a/b/root"
+    root.mkdir(parents=True)
+    make_tree(root)
+    desk.create(["a/b/root"])
+    before = facts(root)
+    shutil.rmtree(base / "a")
+    (base / "a").write_text("in the way")
+    done = desk.restore()
+    assert len(done.troubles) == 1
+    assert (done.restored, done.unchanged) == (0, 0)
+    (base / "a").unlink()
+    desk.restore_all()
+    assert facts(root) == before
+
+
+def test_created_files_take_no_entries(
+    desk: Desk, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_tree(base)
+    desk.create()
+    before = facts(base)
+    (base / "new").mkdir()
+    for number in range(200):
+        (base / f"{number}").touch()
+        (base / f"new/{number}").touch()
+    monkeypatch.setattr(scan, "MAX_MANIFEST_BYTES", 100_000)
+    with pytest.raises(PayloadTooLarge):
+        desk.changes()
+    assert desk.verify().n_differences == 1
+    assert desk.restore_all().removed == 401
+    assert facts(base) == before

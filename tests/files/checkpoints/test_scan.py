@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from execd.errors import PayloadTooLarge
+from execd.errors import Conflict, PayloadTooLarge
 from execd.files.checkpoints import scan as module
 from execd.files.checkpoints.crew import Crew
 from execd.files.checkpoints.scan import (
@@ -19,8 +19,8 @@ from execd.files.checkpoints.scan import (
     scan,
 )
 from execd.files.resolve import Forbidden
-from tests.files.checkpoints.conftest import settle
-from tests.files.conftest import on_small_tmpfs
+from tests.files.checkpoints.conftest import Desk, settle
+from tests.files.conftest import on_small_tmpfs, unprivileged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -128,3 +128,27 @@ def test_a_file_that_keeps_changing_is_a_trouble(
     monkeypatch.setattr(module, "digest_of", write)
     [found] = [each for each in scan(top, "/base", HOW).entries if each.type == "file"]
     assert (found.digest, found.trouble) == (b"", "changed while it was read")
+
+
+@pytest.mark.root
+def test_a_closed_directory_of_another_user_is_watched_by_its_ctime(desk: Desk, base: Path) -> None:
+    closed = base / "closed"
+    closed.mkdir(mode=0o700)
+    (closed / "inside").write_text("of another user")
+    os.chown(closed, 1234, 1234)
+    with pytest.raises(Conflict, match="closed': Permission denied"):
+        unprivileged(desk.create)
+    closed.chmod(0o711)
+    with pytest.raises(Conflict, match="closed': Permission denied"):
+        unprivileged(lambda: desk.create([], ["."]))  # what is inside can be reached by its name
+    closed.chmod(0o700)
+    unprivileged(lambda: desk.create([], ["."]))
+    assert unprivileged(lambda: desk.verify("content")).n_differences == 0
+    assert unprivileged(desk.kinds) == {}
+    settle()
+    (closed / "more").touch()
+    assert unprivileged(desk.kinds) == {"closed": "modified"}
+    assert unprivileged(desk.verify).n_differences == 1
+    (closed / "more").unlink()
+    closed.chmod(0o755)
+    assert unprivileged(desk.kinds) == {"closed": "modified", "closed/inside": "created"}
