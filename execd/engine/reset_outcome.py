@@ -30,6 +30,7 @@ DifferenceKind = Literal[
     "warden",
     "session",
     "file",
+    "entrypoint",
     "journal",
 ]
 
@@ -63,7 +64,8 @@ class ResetDifference(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
     kind: DifferenceKind
     """`file`: in a root or a watched directory. `socket`: somebody listens. `object`: of System V,
-    or a POSIX queue. `shm`: a name in /dev/shm. `step`: a step of the reset failed."""
+    or a POSIX queue. `shm`: a name in /dev/shm. `entrypoint`: the
+    image's own program cannot start again. `step`: a step of the reset failed."""
     message: str
     """What differs, in words."""
     path: str | None = None

@@ -182,6 +182,11 @@ class ResetSteps:
     async def _verify(self, run: ResetRun) -> None:
         for trace in await asyncio.to_thread(self._compare, run):
             run.differences.append(trace)
+        if self.entrypoint is not None and (
+            why := await self._parts.files.run(self.entrypoint.obstacle)
+        ):
+            message = f"the image's program cannot start again: {why}"
+            run.differences.add("entrypoint", message)
         found = await self._parts.checkpoints.verify(run.begun.checkpoint, run.begun.verify)
         run.verified_by = found.verified_by
         reasons = {trouble.path: trouble.message for trouble in run.troubles}

@@ -295,6 +295,35 @@ async def test_the_image_s_program_starts_anew_and_its_end_is_not_the_daemon_s(
     assert entrypoint.ended.result() == 128 + 15
 
 
+@pytest.mark.parametrize("named", ["path", "name"])
+async def test_an_image_s_program_that_cannot_start_again_is_named_and_ends_nothing(
+    sandbox: Engine, tmp_path: Path, named: str
+) -> None:
+    program = tmp_path / "bin" / "program"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\necho $$ >> "$1"; exec sleep 1000')
+    program.chmod(0o755)
+    starts = tmp_path / "starts"
+    word = str(program) if named == "path" else "program"
+    entrypoint = Entrypoint([word, str(starts)], 1024)
+    path = f"{program.parent}:{os.environ['PATH']}"
+    await sandbox.start_entrypoint(entrypoint, {"PATH": path})
+    await wait_until_async(starts.exists)
+    await sh(sandbox, f"chmod 644 {program}")  # in no root of the checkpoint
+    done = await reset(sandbox)
+    assert [item.kind for item in done.differences.items] == ["entrypoint"]
+    assert word in done.differences.items[0].message
+    assert not entrypoint.ended.done()
+    await entrypoint.wait(asyncio.get_running_loop().time() + 1000)  # for nothing
+    assert entrypoint.exit_code(143) == 143
+    assert (await sh(sandbox, "echo served")).text == "served"
+    program.chmod(0o755)
+    assert (await reset(sandbox)).clean
+    await wait_until_async(lambda: len(starts.read_text().split()) == 2)
+    entrypoint.forward(15)
+    await wait_until_async(entrypoint.ended.done)
+
+
 async def test_the_answer_survives_a_restart(tmp_path: Path) -> None:
     async with running(tmp_path) as engine:
         await engine.checkpoints.create("start", [str(tmp_path / "base")])
