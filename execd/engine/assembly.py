@@ -160,6 +160,8 @@ class Parts(EngineContext):
             resource.getrlimit(resource.RLIMIT_NOFILE)[0], on_growth=self.housekeeper.plan_soon
         )
         self.on_run = self._note_run
+        self.may_have_run = False
+        """Whether any user code may have run under this daemon."""
         self.look_for_restore = self.restores.look
         self._make_environment(environment)
         self._open_retention(ends)
@@ -255,6 +257,7 @@ class Parts(EngineContext):
         )
 
     def _note_run(self) -> None:
+        self.may_have_run = True
         self.disk_guard.mark_running()
         self.restores.mark_busy()
 

@@ -127,6 +127,7 @@ class Entrypoint:
     async def _launch(self, context: EngineContext, environment: Mapping[str, str]) -> None:
         """Raises SpawnError, WardenLost."""
         descriptors = [os.dup(fd) for fd in STDIO]
+        context.on_run()  # the guards of the disk begin to look
         try:
             request = self._request(context, environment)
             give_to_user(filter(_is_private, descriptors), request.uid, request.gid)
@@ -138,7 +139,6 @@ class Entrypoint:
         self._was_asked = True
         self._child = child
         child.exited.add_done_callback(functools.partial(self._on_exited, child))
-        context.on_run()  # the guards of the disk begin to look
         for number in self._early:
             self.forward(number)
         self._early.clear()

@@ -126,6 +126,9 @@ class ResetScope(msgspec.Struct, frozen=True, kw_only=True):
     namespaces, and execd ended each process that it found."""
     checkpoint: str
     """The id."""
+    checkpoint_created_at: str | None
+    """When the checkpoint was made. Another time than the caller's: somebody has deleted the
+    caller's checkpoint, and made another one under the id."""
     roots: list[str]
     """Directories whose files were compared."""
     watched: list[str]

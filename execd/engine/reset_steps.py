@@ -19,7 +19,7 @@ from execd.engine.reset_outcome import (
     without_surrogates,
 )
 from execd.engine.surroundings import NOBODY
-from execd.model import ExitReason
+from execd.model import ExitReason, rfc3339
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -106,6 +106,7 @@ class ResetSteps:
         return ResetScope(
             processes="namespace" if self._is_in_namespace else "sweep",
             checkpoint=run.begun.checkpoint,
+            checkpoint_created_at=None if facts is None else rfc3339(facts.created_at),
             roots=[] if facts is None else [without_surrogates(r.path) for r in facts.roots],
             watched=[] if facts is None else [without_surrogates(r.path) for r in facts.watched],
         )
@@ -159,6 +160,10 @@ class ResetSteps:
         if not run.is_journaled:  # the disk was full, perhaps with logs
             self._parts.retention.end_episode(keeps_records=run.begun.keeps_records)
             run.is_journaled = await self._parts.store.write_journal(run.begun) is None
+        if run.checkpoint is not None:  # before the files, which may need the room
+            for id, why in (await self._parts.checkpoints.delete_later(run.checkpoint)).items():
+                message = f"the later checkpoint {id!r} cannot be removed: {why}"
+                run.differences.add("step", message)
         found = await self._parts.checkpoints.restore(run.begun.checkpoint, run.begun.verify)
         run.troubles = found.troubles
         run.files = ResetFiles(

@@ -16,6 +16,7 @@ from execd.engine.executions.submission import CellOptions, Submission
 from execd.engine.reset import ResetRequest
 from execd.engine.reset_outcome import ResetReply, ResetStep
 from execd.errors import IdempotencyMismatch, NotFound, Unavailable
+from execd.files.checkpoints.shelf import Shelf
 from execd.model import Command, ExitReason
 from execd.proc import kernel_traces
 from tests.engine.conftest import finish, running, sh, shell_command
@@ -221,6 +222,23 @@ async def test_a_step_that_fails_is_a_difference_and_the_sandbox_serves_on(
     assert {item.kind for item in done.differences.items} == {"step", "file"}
     assert "no disk" in done.differences.items[0].message
     assert (await sh(sandbox, "echo served")).text == "served"
+
+
+async def test_a_later_checkpoint_that_cannot_be_removed_is_a_difference(
+    sandbox: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await sandbox.checkpoints.create("later", ["."])
+
+    def fail(*_: object) -> None:
+        raise OSError("no disk")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Shelf, "remove", fail)
+        done = await reset(sandbox)
+    [item] = done.differences.items
+    assert (item.kind, "'later'" in item.message, "no disk" in item.message) == ("step", True, True)
+    assert (await reset(sandbox)).clean
+    assert [each.id for each in sandbox.checkpoints.list()] == ["start"]
 
 
 async def test_a_warden_that_cannot_be_started_is_a_difference_and_comes_later(
