@@ -302,7 +302,7 @@ class Parts(EngineContext):
         if self.store.folder.has(CHECKPOINTS) or self.config.checkpoint_at_start:
             await self.checkpoints.load()
         # Beside the start of the warden: no user code runs yet.
-        looking = asyncio.ensure_future(asyncio.to_thread(surroundings.look))
+        looking = asyncio.ensure_future(asyncio.to_thread(surroundings.look, self.identity))
         try:
             await _start_warden(self.warden, meanwhile)
         finally:

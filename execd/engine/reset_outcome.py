@@ -64,7 +64,7 @@ class ResetDifference(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
     kind: DifferenceKind
     """`file`: in a root or a watched directory. `socket`: somebody listens. `object`: of System V,
-    or a POSIX queue. `shm`: a name in /dev/shm. `entrypoint`: the
+    a POSIX queue, or a key in the user's keyrings. `shm`: a name in /dev/shm. `entrypoint`: the
     image's own program cannot start again. `step`: a step of the reset failed."""
     message: str
     """What differs, in words."""

@@ -187,6 +187,10 @@ class ResetSteps:
     async def _verify(self, run: ResetRun) -> None:
         for trace in await asyncio.to_thread(self._compare, run):
             run.differences.append(trace)
+        for key in await asyncio.to_thread(
+            lambda: list(self._surroundings.compare_keys(self._parts.identity))
+        ):
+            run.differences.append(key)
         if self.entrypoint is not None and (
             why := await self._parts.files.run(self.entrypoint.obstacle)
         ):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
+import platform
+import sys
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,7 +21,7 @@ from execd.engine.reset_outcome import ResetReply, ResetStep
 from execd.errors import IdempotencyMismatch, NotFound, Unavailable
 from execd.files.checkpoints.shelf import Shelf
 from execd.model import Command, ExitReason
-from execd.proc import kernel_traces
+from execd.proc import kernel_keys, kernel_traces
 from tests.engine.conftest import finish, running, sh, shell_command
 from tests.waiting import wait_until_async
 
@@ -340,6 +343,32 @@ async def test_an_image_s_program_that_cannot_start_again_is_named_and_ends_noth
     await wait_until_async(lambda: len(starts.read_text().split()) == 2)
     entrypoint.forward(15)
     await wait_until_async(entrypoint.ended.done)
+
+
+ADD_KEY = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+number = {"x86_64": 248, "aarch64": 217}[__import__("platform").machine()]
+print(libc.syscall(number, b"user", b"execd-left", b"secret", 6, -4))
+"""
+
+
+@pytest.mark.linux_only("gVisor has no keyrings of users")
+async def test_a_key_in_the_user_s_keyring_is_named(sandbox: Engine) -> None:
+    added = await sh(sandbox, f"exec {sys.executable} -c '{ADD_KEY}'")
+    key = int(added.text)
+    assert key > 0
+    try:
+        is_left = any(f"{key:#x}" in words for words in kernel_keys.read_keys(os.geteuid()))
+        done = await reset(sandbox)
+    finally:
+        unlink = 9
+        libc = ctypes.CDLL(None)
+        libc.syscall(kernel_keys.KEYCTL[platform.machine()], unlink, key, kernel_keys.USER)
+    kinds = [item.kind for item in done.differences.items if f"{key:#x}" in item.message]
+    assert kinds == ["object"] * is_left, "in a user namespace of its own the key is gone"
+    assert done.differences.total == len(kinds)
+    assert (await reset(sandbox)).clean
 
 
 async def test_the_answer_survives_a_restart(tmp_path: Path) -> None:
