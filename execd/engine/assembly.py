@@ -46,7 +46,7 @@ from execd.engine.output.held_pipes import HeldPipes
 from execd.engine.restores import Restores
 from execd.engine.sessions.manager import Sessions
 from execd.engine.spec_environment import SpecEnvironment
-from execd.engine.store.journal import MemoryRecovered
+from execd.engine.store.journal import DaemonEnded, MemoryRecovered
 from execd.engine.store.state_dir import StateDir
 from execd.files.archive.tree import UnpackingLimits
 from execd.files.paths import sandboxd_readings
@@ -312,6 +312,8 @@ class Parts(EngineContext):
             for files in (self.files, self.sandboxd_files, self.tree_files):
                 files.hide(SHM)
             self._checkpoint_root.own_dirs += (SHM,)
+        # After the end of the warden, which ends user code.
+        ends.callback(lambda: self.retention.note(DaemonEnded()))
         ends.push_async_callback(lambda: self.warden.close(self.shutdown.seconds_left()))
         ends.push_async_callback(self.direct_exec.close)
         await self.direct_exec.start()

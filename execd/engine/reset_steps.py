@@ -147,6 +147,9 @@ class ResetSteps:
                 self._surroundings.wait_gone, former, is_in_namespace=is_in_namespace
             )
         )
+        if self._surroundings.may_have_strays:
+            message = "processes of a daemon that died cannot be told apart: restart the container"
+            run.differences.add("process", message)
         for pid in sorted(run.living):
             run.differences.add("process", f"the process {pid} lives on", pid=pid)
         if ends := [asyncio.ensure_future(one.ended()) for one in self._parts.registry.live]:

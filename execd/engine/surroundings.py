@@ -43,6 +43,8 @@ class Surroundings(NamedTuple):
     """The descendants of the daemon."""
     keys: frozenset[str] = frozenset()
     """See ``kernel_keys``."""
+    may_have_strays: bool = False
+    """See ``TracesRecorded``."""
 
     def wait_gone(self, former_warden: ProcessIdentity, *, is_in_namespace: bool) -> list[int]:
         """Return the processes of user code that still live after GONE_SECONDS. ``former_warden``:

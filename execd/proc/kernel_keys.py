@@ -57,7 +57,7 @@ def read_keys(uid: int) -> frozenset[str]:
             continue
         # What a keyring holds is found one by one.
         is_ring = key < 0 or (isinstance(facts, bytes) and facts.startswith(b"keyring;"))
-        if key >= 0:
+        if key >= 0 and key != persistent:  # which expires, and comes anew
             digest = _digest(facts, b"" if is_ring else payload)
             found.add(f"the key {key:#x} in the {where}, {digest}")
         if is_ring and isinstance(payload, bytes):
