@@ -118,6 +118,8 @@ def look(identity: Identity) -> Surroundings:
 
 
 def _read_keys(identity: Identity) -> frozenset[str]:
+    import hashlib  # noqa: F401  # now: the user may not be able to read the modules of Python
+
     def read() -> frozenset[str]:
         if identity != KEEP_IDENTITY:
             act_as(identity)

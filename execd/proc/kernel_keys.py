@@ -14,7 +14,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import platform
 
 from execd.proc.spawn import check
 
@@ -32,11 +31,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def read_keys(uid: int) -> frozenset[str]:
     """Return all that the user's keyrings hold, in words that change with the content. Blocking.
     The calling thread acts as the user already, and ends after the call."""
-    number = KEYCTL.get(platform.machine())
+    number = KEYCTL.get(os.uname().machine)
     if number is None:
         return frozenset((f"keyrings: this machine's {UNREADABLE}",))
     if os.getuid() != uid:  # the kernel finds keyrings by the real id
-        check(_libc.syscall(SETRESUID[platform.machine()], uid, -1, -1))
+        check(_libc.syscall(SETRESUID[os.uname().machine], uid, -1, -1))
     found: set[str] = set()
     todo = [(USER_SESSION, "user session keyring"), (USER, "user keyring")]
     persistent = _libc.syscall(number, GET_PERSISTENT, uid, THREAD, 0, 0)
