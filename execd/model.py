@@ -3,9 +3,11 @@ asyncio. Pure."""
 
 from __future__ import annotations
 
+import functools
 import math
+from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, overload
 
 import msgspec
 
@@ -388,3 +390,30 @@ class Precondition(msgspec.Struct, frozen=True):
 
 
 NO_PRECONDITION = Precondition()
+
+
+@overload
+def rfc3339(seconds: float) -> str: ...
+
+
+@overload
+def rfc3339(seconds: None) -> None: ...
+
+
+@overload
+def rfc3339(seconds: float | None) -> str | None: ...
+
+
+def rfc3339(seconds: float | None) -> str | None:
+    """Format a time in UTC, to the millisecond."""
+    if seconds is None:
+        return None
+    whole_seconds, microseconds = divmod(round(seconds * 1_000_000), 1_000_000)
+    return f"{_format_second(whole_seconds)}.{microseconds // 1000:03d}Z"
+
+
+@functools.lru_cache(maxsize=16)
+def _format_second(seconds: int) -> str:
+    """Cached: the times in a reply are usually of the same second, and of the second of the reply
+    before."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")

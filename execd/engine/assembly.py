@@ -46,7 +46,7 @@ from execd.engine.output.held_pipes import HeldPipes
 from execd.engine.restores import Restores
 from execd.engine.sessions.manager import Sessions
 from execd.engine.spec_environment import SpecEnvironment
-from execd.engine.store.journal import MemoryRecovered
+from execd.engine.store.journal import DaemonEnded, MemoryRecovered
 from execd.engine.store.state_dir import StateDir
 from execd.files.archive.tree import UnpackingLimits
 from execd.files.paths import sandboxd_readings
@@ -160,6 +160,8 @@ class Parts(EngineContext):
             resource.getrlimit(resource.RLIMIT_NOFILE)[0], on_growth=self.housekeeper.plan_soon
         )
         self.on_run = self._note_run
+        self.may_have_run = False
+        """Whether any user code may have run under this daemon."""
         self.look_for_restore = self.restores.look
         self._make_environment(environment)
         self._open_retention(ends)
@@ -255,6 +257,7 @@ class Parts(EngineContext):
         )
 
     def _note_run(self) -> None:
+        self.may_have_run = True
         self.disk_guard.mark_running()
         self.restores.mark_busy()
 
@@ -299,7 +302,7 @@ class Parts(EngineContext):
         if self.store.folder.has(CHECKPOINTS) or self.config.checkpoint_at_start:
             await self.checkpoints.load()
         # Beside the start of the warden: no user code runs yet.
-        looking = asyncio.ensure_future(asyncio.to_thread(surroundings.look))
+        looking = asyncio.ensure_future(asyncio.to_thread(surroundings.look, self.identity))
         try:
             await _start_warden(self.warden, meanwhile)
         finally:
@@ -309,6 +312,8 @@ class Parts(EngineContext):
             for files in (self.files, self.sandboxd_files, self.tree_files):
                 files.hide(SHM)
             self._checkpoint_root.own_dirs += (SHM,)
+        # After the end of the warden, which ends user code.
+        ends.callback(lambda: self.retention.note(DaemonEnded()))
         ends.push_async_callback(lambda: self.warden.close(self.shutdown.seconds_left()))
         ends.push_async_callback(self.direct_exec.close)
         await self.direct_exec.start()

@@ -195,6 +195,28 @@ class Checkpoints:
 
         await self._run(lambda _: self._own(remove))
 
+    async def delete_later(self, checkpoint: Checkpoint) -> dict[str, str]:
+        """Remove the checkpoints that were made after this one, all but ``START``. Return those
+        that cannot be removed, by id, with the reason."""
+
+        def remove() -> dict[str, str]:
+            troubles = {}
+            for other in list(self._table.values()):
+                if other.created_at < checkpoint.created_at or other.id in (START, checkpoint.id):
+                    continue
+                try:
+                    self._shelf().remove(other.id)
+                except FileNotFoundError:
+                    pass
+                except (OSError, Unavailable) as error:
+                    troubles[other.id] = str(error)
+                    continue
+                del self._table[other.id]
+            self._sweep()
+            return troubles
+
+        return await self._run(lambda _: self._own(remove), stops=False)
+
     async def changes(self, checkpoint_id: str, path: str | None = None) -> list[TreeChange]:
         """Return what has changed since, in the order of roots and names. ``path``: only this file,
         or what is below this directory.

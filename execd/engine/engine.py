@@ -204,6 +204,11 @@ class Engine:
             self.__dict__.pop(name, None)
         return bool(done) and closing.exception() is None
 
+    @property
+    def may_have_run(self) -> bool:
+        """Whether any user code may have run under this daemon."""
+        return self._parts.may_have_run
+
     def on_reset(self, call: Callable[[], Awaitable[None]]) -> None:
         """Have ``call`` forget what a dialect remembers of the episode, in each reset."""
         self.resets.steps.hooks.append(call)

@@ -54,7 +54,7 @@ from execd.model import NO_EXIT_CODE, NOT_EXECUTABLE_EXIT_CODE, SIGNAL_EXIT_CODE
 from execd.proc import kernel_traits
 from execd.proc.client import SpawnError, WardenLost
 from execd.proc.messages import Exited, Spawn
-from execd.proc.program_block import pack
+from execd.proc.program_block import DEFAULT_PATH, pack, search
 from execd.proc.rlimits import open_files
 
 if TYPE_CHECKING:
@@ -95,6 +95,8 @@ class Entrypoint:
         self._early: list[int] = []
         """Signals that came before CMD ran."""
         self._was_asked = False
+        """Whether CMD was started, or is about to be."""
+        self._path = DEFAULT_PATH
         self._cwd = os.getcwd()
         self._again: Callable[[], Awaitable[None]] | None = None
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -111,8 +113,21 @@ class Entrypoint:
         """Start CMD with the image's ``environment``, in this process's working directory. A failed
         start is an end too, with a message on stderr."""
         self._was_asked = True
-        self._again = functools.partial(self.start, context, environment)
+        self._path = environment.get("PATH", DEFAULT_PATH)
+        self._again = functools.partial(self._launch, context, environment)
+        try:
+            await self._again()
+        except SpawnError as error:
+            print(f"execd: {error}", file=sys.stderr, flush=True)
+            code = exit_status.code_of_failed_start(error.step, error.error)
+            self.ended.set_result(NOT_EXECUTABLE_EXIT_CODE if code == NO_EXIT_CODE else code)
+        except WardenLost:
+            self.ended.set_result(KILLED)
+
+    async def _launch(self, context: EngineContext, environment: Mapping[str, str]) -> None:
+        """Raises SpawnError, WardenLost."""
         descriptors = [os.dup(fd) for fd in STDIO]
+        context.on_run()  # the guards of the disk begin to look
         try:
             request = self._request(context, environment)
             give_to_user(filter(_is_private, descriptors), request.uid, request.gid)
@@ -120,19 +135,10 @@ class Entrypoint:
             for fd in descriptors:
                 os.close(fd)
             raise
-        try:
-            child = await context.warden.launch(request, descriptors, _note_limit)
-        except SpawnError as error:
-            print(f"execd: {error}", file=sys.stderr, flush=True)
-            code = exit_status.code_of_failed_start(error.step, error.error)
-            self.ended.set_result(NOT_EXECUTABLE_EXIT_CODE if code == NO_EXIT_CODE else code)
-            return
-        except WardenLost:
-            self.ended.set_result(KILLED)
-            return
+        child = await context.warden.launch(request, descriptors, _note_limit)
+        self._was_asked = True
         self._child = child
         child.exited.add_done_callback(functools.partial(self._on_exited, child))
-        context.on_run()  # the guards of the disk begin to look
         for number in self._early:
             self.forward(number)
         self._early.clear()
@@ -140,11 +146,33 @@ class Entrypoint:
     def let_go(self) -> None:
         """A reset ends CMD with the warden, and not the daemon. ``start_again`` follows."""
         self._child = None
+        if self._again is not None:
+            self._early.clear()
+
+    def obstacle(self) -> str:
+        """Return why CMD cannot start again, as far as files tell; empty: nothing is in the way.
+        Blocking, for a thread that acts as the user."""
+        if self._again is None or self.ended.done():
+            return ""
+        if not os.path.isdir(self._cwd):
+            return f"its directory {self._cwd} is gone"
+        for path in search(self._argv[0], self._path):
+            found = os.path.join(self._cwd, path)
+            if os.path.isfile(found) and os.access(found, os.X_OK, effective_ids=True):
+                return ""
+        return f"{self._argv[0]!r} cannot be found or executed"
 
     async def start_again(self) -> None:
-        """Start CMD anew after a reset. Signals since ``let_go`` follow."""
-        if self._again is not None and not self.ended.done():
+        """Start CMD anew after a reset. Signals since ``let_go`` follow. Where CMD cannot start,
+        the daemon serves on without CMD: the caller of the reset has another sandbox to look at,
+        and the next reset tries again."""
+        if self._again is None or self.ended.done():
+            return
+        try:
             await self._again()
+        except (SpawnError, WardenLost) as error:
+            self._was_asked = False
+            log.error("the image's program did not start again", extra={"error": str(error)})
 
     def _request(self, context: EngineContext, environment: Mapping[str, str]) -> Spawn:
         execution_id = new_id()
@@ -184,7 +212,7 @@ class Entrypoint:
 
     def exit_code(self, without: int) -> int:
         """Return the exit code of the daemon, if the daemon ends now. ``without``: if CMD never
-        ran. Any thread may call this."""
+        ran, or did not start again. Any thread may call this."""
         if not self._was_asked:
             return without
         return self.ended.result() if self.ended.done() else KILLED

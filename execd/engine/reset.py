@@ -76,13 +76,29 @@ class Resets:
     def __init__(self, parts: Parts, shells: Shells) -> None:
         state, place = parts.store.journal.state, kernel_traces.place()
         around = parts.surroundings
-        if state.traces is not None and state.traces.place == place:
-            # A former daemon's user code may have left objects here.
-            former = state.traces.traces
-            traces = around.traces._replace(objects=former.objects, shm=former.shm)
-            around = around._replace(traces=traces)
-        else:
-            parts.retention.note(TracesRecorded(place, around.traces))
+        started = parts.warden.started
+        has_namespace = started is not None and started.shape != "none"
+        if (former := state.traces) is not None and former.place == place:
+            # A former daemon's user code may have left something here.
+            traces = former.traces
+            if has_namespace and former.has_namespace:  # no user code reaches these
+                now = around.traces
+                traces = traces._replace(sockets=now.sockets, mounts=now.mounts)
+            around = around._replace(traces=traces, keys=former.keys)
+        process_place = kernel_traces.process_place()
+        if former is not None and former.process_place == process_place:
+            is_sure = former.has_namespace or state.has_ended
+            around = around._replace(may_have_strays=former.may_have_strays or not is_sure)
+        parts.retention.note(
+            TracesRecorded(
+                place=place,
+                traces=around.traces,
+                keys=around.keys,
+                process_place=process_place,
+                has_namespace=has_namespace,
+                may_have_strays=around.may_have_strays,
+            )
+        )
         self.steps = ResetSteps(parts, shells, around)
         self._parts = parts
         self._shells = shells

@@ -30,6 +30,7 @@ DifferenceKind = Literal[
     "warden",
     "session",
     "file",
+    "entrypoint",
     "journal",
 ]
 
@@ -63,7 +64,8 @@ class ResetDifference(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
     kind: DifferenceKind
     """`file`: in a root or a watched directory. `socket`: somebody listens. `object`: of System V,
-    or a POSIX queue. `shm`: a name in /dev/shm. `step`: a step of the reset failed."""
+    a POSIX queue, or a key in the user's keyrings. `shm`: a name in /dev/shm. `entrypoint`: the
+    image's own program cannot start again. `step`: a step of the reset failed."""
     message: str
     """What differs, in words."""
     path: str | None = None
@@ -124,6 +126,9 @@ class ResetScope(msgspec.Struct, frozen=True, kw_only=True):
     namespaces, and execd ended each process that it found."""
     checkpoint: str
     """The id."""
+    checkpoint_created_at: str | None
+    """When the checkpoint was made. Another time than the caller's: somebody has deleted the
+    caller's checkpoint, and made another one under the id."""
     roots: list[str]
     """Directories whose files were compared."""
     watched: list[str]

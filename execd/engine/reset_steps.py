@@ -19,7 +19,7 @@ from execd.engine.reset_outcome import (
     without_surrogates,
 )
 from execd.engine.surroundings import NOBODY
-from execd.model import ExitReason
+from execd.model import ExitReason, rfc3339
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -106,6 +106,7 @@ class ResetSteps:
         return ResetScope(
             processes="namespace" if self._is_in_namespace else "sweep",
             checkpoint=run.begun.checkpoint,
+            checkpoint_created_at=None if facts is None else rfc3339(facts.created_at),
             roots=[] if facts is None else [without_surrogates(r.path) for r in facts.roots],
             watched=[] if facts is None else [without_surrogates(r.path) for r in facts.watched],
         )
@@ -146,6 +147,9 @@ class ResetSteps:
                 self._surroundings.wait_gone, former, is_in_namespace=is_in_namespace
             )
         )
+        if self._surroundings.may_have_strays:
+            message = "processes of a daemon that died cannot be told apart: restart the container"
+            run.differences.add("process", message)
         for pid in sorted(run.living):
             run.differences.add("process", f"the process {pid} lives on", pid=pid)
         if ends := [asyncio.ensure_future(one.ended()) for one in self._parts.registry.live]:
@@ -160,6 +164,10 @@ class ResetSteps:
             self._parts.retention.end_episode(keeps_records=run.begun.keeps_records)
             run.is_journaled = await self._parts.store.write_journal(run.begun) is None
         self._parts.checkpoints.stop_others()
+        if run.checkpoint is not None:  # before the files, which may need the room
+            for id, why in (await self._parts.checkpoints.delete_later(run.checkpoint)).items():
+                message = f"the later checkpoint {id!r} cannot be removed: {why}"
+                run.differences.add("step", message)
         found = await self._parts.checkpoints.restore(run.begun.checkpoint, run.begun.verify)
         run.troubles = found.troubles
         run.files = ResetFiles(
@@ -183,6 +191,15 @@ class ResetSteps:
     async def _verify(self, run: ResetRun) -> None:
         for trace in await asyncio.to_thread(self._compare, run):
             run.differences.append(trace)
+        for key in await asyncio.to_thread(
+            lambda: list(self._surroundings.compare_keys(self._parts.identity))
+        ):
+            run.differences.append(key)
+        if self.entrypoint is not None and (
+            why := await self._parts.files.run(self.entrypoint.obstacle)
+        ):
+            message = f"the image's program cannot start again: {why}"
+            run.differences.add("entrypoint", message)
         found = await self._parts.checkpoints.verify(run.begun.checkpoint, run.begun.verify)
         run.verified_by = found.verified_by
         reasons = {trouble.path: trouble.message for trouble in run.troubles}

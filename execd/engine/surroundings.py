@@ -10,16 +10,19 @@ import contextlib
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 from execd.engine.executions.environment import MARKER
 from execd.engine.reset_outcome import ResetDifference
-from execd.proc import kernel_traces, process_tree, self_process
+from execd.proc import kernel_keys, kernel_traces, process_tree, self_process
+from execd.proc.spawn import KEEP_IDENTITY, act_as
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from execd.proc.kernel_traces import KernelTraces
+    from execd.proc.spawn import Identity
 
 SCAN_SECONDS = 2.0
 # The kernel may take a moment to end the processes of a namespace, and the warden of a dead daemon
@@ -27,19 +30,23 @@ SCAN_SECONDS = 2.0
 GONE_SECONDS, PATIENT_SECONDS = 5.0, 2.0
 PAUSE_SECONDS = 0.01
 
-Identity = tuple[int, int]
+ProcessIdentity = tuple[int, int]
 """Pid and start time of a process."""
-NOBODY: Identity = (0, 0)
+NOBODY: ProcessIdentity = (0, 0)
 
 
 class Surroundings(NamedTuple):
     """Everything as it was before any user code ran."""
 
     traces: KernelTraces
-    processes: frozenset[Identity]
+    processes: frozenset[ProcessIdentity]
     """The descendants of the daemon."""
+    keys: frozenset[str] = frozenset()
+    """See ``kernel_keys``."""
+    may_have_strays: bool = False
+    """See ``TracesRecorded``."""
 
-    def wait_gone(self, former_warden: Identity, *, is_in_namespace: bool) -> list[int]:
+    def wait_gone(self, former_warden: ProcessIdentity, *, is_in_namespace: bool) -> list[int]:
         """Return the processes of user code that still live after GONE_SECONDS. ``former_warden``:
         the warden of a dead daemon, which is killed. Blocking."""
         began = time.monotonic()
@@ -60,6 +67,14 @@ class Surroundings(NamedTuple):
             if not living or waited_seconds > GONE_SECONDS:
                 return living
             time.sleep(PAUSE_SECONDS)
+
+    def compare_keys(self, identity: Identity) -> Iterator[ResetDifference]:
+        """Yield what differs in the user's keyrings, and what cannot be read. Blocking."""
+        now = _read_keys(identity)
+        unreadable = {words for words in now if kernel_keys.UNREADABLE in words}
+        for words in sorted((now ^ self.keys) | unreadable):
+            ended = "" if words in unreadable else f": {_since(words in now)}"
+            yield ResetDifference(kind="object", message=words + ended)
 
     def compare(
         self, *, user_uid: int, living: Collection[int], is_in_namespace: bool, has_own_shm: bool
@@ -95,14 +110,26 @@ class Surroundings(NamedTuple):
                 yield ResetDifference(kind="shm", message=message, path=path)
 
 
-def look() -> Surroundings:
-    """Blocking."""
+def look(identity: Identity) -> Surroundings:
+    """``identity``: of user code. Blocking."""
     found = self_process.descendants(SCAN_SECONDS)
     processes = frozenset((process.pid, process.start) for process in found)
-    return Surroundings(kernel_traces.read(), processes)
+    return Surroundings(kernel_traces.read(), processes, _read_keys(identity))
 
 
-def identity(pid: int | None) -> Identity:
+def _read_keys(identity: Identity) -> frozenset[str]:
+    import hashlib  # noqa: F401  # now: the user may not be able to read the modules of Python
+
+    def read() -> frozenset[str]:
+        if identity != KEEP_IDENTITY:
+            act_as(identity)
+        return kernel_keys.read_keys(os.geteuid())
+
+    with ThreadPoolExecutor(1) as thread:  # a thread that ends: its ids change
+        return thread.submit(read).result()
+
+
+def identity(pid: int | None) -> ProcessIdentity:
     """Return NOBODY if there is no such process."""
     process = None if pid is None else process_tree.read_process(pid)
     return NOBODY if process is None else (process.pid, process.start)
@@ -116,7 +143,7 @@ def count_below(pid: int | None) -> int:
     return sum(not process.is_dead for process in found)
 
 
-def _lives(of_process: Identity) -> bool:
+def _lives(of_process: ProcessIdentity) -> bool:
     process = process_tree.read_process(of_process[0]) if of_process[0] else None
     return process is not None and process.start == of_process[1] and not process.is_dead
 

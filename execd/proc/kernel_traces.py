@@ -72,6 +72,17 @@ def place() -> str:
     return " ".join(parts)
 
 
+def process_place() -> str:
+    """Name the PID namespace: a process of one place is in no other."""
+    parts = []
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        parts.append(file.read().strip())
+    with contextlib.suppress(OSError):
+        parts.append(os.readlink("/proc/self/ns/pid"))
+    first = process_tree.read_process(1)  # the kernel gives the namespace's number again
+    return " ".join([*parts, "" if first is None else str(first.start)])
+
+
 def read() -> KernelTraces:
     """Blocking."""
     objects: set[str] = set()
@@ -179,14 +190,15 @@ def without_foreign(
     """Leave out the sockets of other users, and those that a process outside of user code holds. A
     sidecar shares the network, and hides its processes. ``living``: the processes of user code
     that live. Blocking."""
-    wanted = {one.inode for one in sockets}
+    of_user = {one for one in sockets if one.uid == user_uid}
+    wanted = {one.inode for one in of_user}
     foreign: set[int] = set()
     for pid in (os.getpid(), *process_tree.pids()):
         if wanted <= foreign:
             break
         if pid not in living:
             foreign.update(wanted & _inodes_of(pid))
-    found = {one for one in sockets if one.inode not in foreign and one.uid == user_uid}
+    found = {one for one in of_user if one.inode not in foreign}
     # The holder of a socket may have ended between the two looks, and the socket with it.
     return sorted(found & set(_sockets()) if found else found)
 

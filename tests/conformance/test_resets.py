@@ -155,6 +155,35 @@ def test_reset_is_refused_without_a_checkpoint_and_says_how_to_make_one(
     assert output(sandbox, "cat file") == "kept\n"
 
 
+def test_checkpoints_that_were_made_after_the_one_of_a_reset_are_removed_by_the_reset(
+    sandbox: Target,
+) -> None:
+    def ids() -> list[str]:
+        return [item["id"] for item in get(sandbox, "/v1/checkpoints").json()["items"]]
+
+    for id in ("first", "second", "third"):
+        output(sandbox, f"echo {id} > {id}")
+        assert post(sandbox, "/v1/checkpoints", id=id).status_code == 201
+    assert reset(sandbox, checkpoint="second")["clean"]
+    assert sorted(ids()) == ["first", "second", "start"]
+    assert output(sandbox, "ls") == "file\nfirst\nsecond\n"
+    assert reset(sandbox, "again")["clean"]
+    assert ids() == ["start"]
+
+
+def test_reply_of_a_reset_names_the_time_of_its_checkpoint(sandbox: Target) -> None:
+    made = [post(sandbox, "/v1/checkpoints", id="task").json()]
+    assert (
+        reset(sandbox, checkpoint="task")["scope"]["checkpoint_created_at"]
+        == (made[0]["created_at"])
+    )
+    # What code in the sandbox can do without a token.
+    httpx.delete(sandbox.url + "/v1/checkpoints/task", timeout=READ_SECONDS, trust_env=False)
+    made.append(post(sandbox, "/v1/checkpoints", id="task").json())
+    second = reset(sandbox, "again", checkpoint="task")["scope"]["checkpoint_created_at"]
+    assert second == made[1]["created_at"] != made[0]["created_at"]
+
+
 def test_repeated_reset_with_the_same_key_gets_the_first_answer(sandbox: Target) -> None:
     first = reset(sandbox)
     output(sandbox, "echo later > later")

@@ -16,8 +16,9 @@ from execd.engine.executions.submission import CellOptions, Submission
 from execd.engine.reset import ResetRequest
 from execd.engine.reset_outcome import ResetReply, ResetStep
 from execd.errors import IdempotencyMismatch, NotFound, Unavailable
+from execd.files.checkpoints.shelf import Shelf
 from execd.model import Command, ExitReason
-from execd.proc import kernel_traces
+from execd.proc import kernel_keys, kernel_traces
 from tests.engine.conftest import finish, running, sh, shell_command
 from tests.waiting import wait_until_async
 
@@ -223,6 +224,23 @@ async def test_a_step_that_fails_is_a_difference_and_the_sandbox_serves_on(
     assert (await sh(sandbox, "echo served")).text == "served"
 
 
+async def test_a_later_checkpoint_that_cannot_be_removed_is_a_difference(
+    sandbox: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await sandbox.checkpoints.create("later", ["."])
+
+    def fail(*_: object) -> None:
+        raise OSError("no disk")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Shelf, "remove", fail)
+        done = await reset(sandbox)
+    [item] = done.differences.items
+    assert (item.kind, "'later'" in item.message, "no disk" in item.message) == ("step", True, True)
+    assert (await reset(sandbox)).clean
+    assert [each.id for each in sandbox.checkpoints.list()] == ["start"]
+
+
 async def test_a_warden_that_cannot_be_started_is_a_difference_and_comes_later(
     sandbox: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,6 +311,48 @@ async def test_the_image_s_program_starts_anew_and_its_end_is_not_the_daemon_s(
     entrypoint.forward(15)
     await wait_until_async(entrypoint.ended.done)
     assert entrypoint.ended.result() == 128 + 15
+
+
+@pytest.mark.parametrize("named", ["path", "name"])
+async def test_an_image_s_program_that_cannot_start_again_is_named_and_ends_nothing(
+    sandbox: Engine, tmp_path: Path, named: str
+) -> None:
+    program = tmp_path / "bin" / "program"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\necho $$ >> "$1"; exec sleep 1000')
+    program.chmod(0o755)
+    starts = tmp_path / "starts"
+    word = str(program) if named == "path" else "program"
+    entrypoint = Entrypoint([word, str(starts)], 1024)
+    path = f"{program.parent}:{os.environ['PATH']}"
+    await sandbox.start_entrypoint(entrypoint, {"PATH": path})
+    await wait_until_async(starts.exists)
+    await sh(sandbox, f"chmod 644 {program}")  # in no root of the checkpoint
+    done = await reset(sandbox)
+    assert [item.kind for item in done.differences.items] == ["entrypoint"]
+    assert word in done.differences.items[0].message
+    assert not entrypoint.ended.done()
+    await entrypoint.wait(asyncio.get_running_loop().time() + 1000)  # for nothing
+    assert entrypoint.exit_code(143) == 143
+    assert (await sh(sandbox, "echo served")).text == "served"
+    program.chmod(0o755)
+    assert (await reset(sandbox)).clean
+    await wait_until_async(lambda: len(starts.read_text().split()) == 2)
+    entrypoint.forward(15)
+    await wait_until_async(entrypoint.ended.done)
+
+
+async def test_a_key_in_the_user_s_keyring_is_named(
+    sandbox: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tests/proc/test_kernel_keys.py has real keys: the tests' user shares its keyrings."""
+    before = kernel_keys.read_keys(os.geteuid())
+    unreadable = f"the user keyring {kernel_keys.UNREADABLE}"
+    for words in ("the key 0x1", unreadable):
+        monkeypatch.setattr(kernel_keys, "read_keys", lambda _, words=words: before | {words})
+        done = await reset(sandbox)
+        [item] = done.differences.items
+        assert (item.kind, words in item.message) == ("object", True)
 
 
 async def test_the_answer_survives_a_restart(tmp_path: Path) -> None:

@@ -222,6 +222,7 @@ class ResetFiles(Struct, frozen=True, kw_only=True):
 class ResetScope(Struct, frozen=True, kw_only=True):
     processes: str
     checkpoint: str
+    checkpoint_created_at: str | None
     roots: list[str]
     watched: list[str]
 

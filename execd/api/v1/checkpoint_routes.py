@@ -22,7 +22,6 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, Meta
 
-from execd.api.v1.execution_reply import rfc3339
 from execd.api.v1.execution_request import ID_RULE
 from execd.api.v1.file_reply import PercentEncodedPath, percent_encoded
 from execd.api.wire.body import read_body
@@ -35,7 +34,7 @@ from execd.api.wire.streams import abort_when_stalled
 from execd.api.wire.targets import query_of
 from execd.engine.exports import ExportFormat, export
 from execd.errors import Conflict, InvalidArgument, NoSpace, NotFound, PayloadTooLarge
-from execd.model import EntryChange, EntryType  # noqa: TC001  # msgspec reads the annotations
+from execd.model import EntryChange, EntryType, rfc3339
 
 if TYPE_CHECKING:
     from execd.engine.checkpoints import Checkpoint, CheckpointRoot, Checkpoints, TreeChange

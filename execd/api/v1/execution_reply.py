@@ -5,8 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import math
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import UNSET
@@ -26,7 +25,7 @@ from execd.api.wire.replies import replace_surrogates
 from execd.api.wire.signal_names import signal_name
 from execd.engine.executions.command import is_argv, shortened
 from execd.engine.executions.limits import limits_as_applied
-from execd.model import NO_EXIT_CODE, STREAMS, ExitReason, State
+from execd.model import NO_EXIT_CODE, STREAMS, ExitReason, State, rfc3339
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -191,30 +190,3 @@ def outcome_fields(result: Result | None, *, has_ended: bool) -> dict[str, Any]:
         "timed_out": result.timed_out,
         "survivors": list(result.survivors) if is_known else None,
     }
-
-
-@overload
-def rfc3339(seconds: float) -> str: ...
-
-
-@overload
-def rfc3339(seconds: None) -> None: ...
-
-
-@overload
-def rfc3339(seconds: float | None) -> str | None: ...
-
-
-def rfc3339(seconds: float | None) -> str | None:
-    """Format a time in UTC, to the millisecond."""
-    if seconds is None:
-        return None
-    whole_seconds, microseconds = divmod(round(seconds * 1_000_000), 1_000_000)
-    return f"{_format_second(whole_seconds)}.{microseconds // 1000:03d}Z"
-
-
-@functools.lru_cache(maxsize=16)
-def _format_second(seconds: int) -> str:
-    """Cached: the times in a reply are usually of the same second, and of the second of the reply
-    before."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")

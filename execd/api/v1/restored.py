@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from execd.api.v1.execution_reply import rfc3339
 from execd.api.wire.body import read_body
 from execd.api.wire.fields import NoQuery, parse_json, parse_query
 from execd.api.wire.keys import ENGINE, GATE
 from execd.api.wire.replies import json_reply
 from execd.api.wire.route import RouteTable
 from execd.errors import Conflict
+from execd.model import rfc3339
 
 if TYPE_CHECKING:
     from aiohttp import web

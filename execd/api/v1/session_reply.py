@@ -8,12 +8,12 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 # msgspec reads the annotations at run time.
-from execd.api.v1.execution_reply import limits_reply, rfc3339
+from execd.api.v1.execution_reply import limits_reply
 from execd.api.v1.execution_types import LimitsReply  # noqa: TC001
 from execd.api.wire.replies import replace_surrogates
 from execd.engine.sessions.session_log import MAX_PROMPT_CHARACTERS
 from execd.engine.sessions.session_state import SessionState  # noqa: TC001
-from execd.model import Interpreter  # noqa: TC001
+from execd.model import Interpreter, rfc3339
 
 if TYPE_CHECKING:
     from execd.config import Config

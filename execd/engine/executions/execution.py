@@ -412,6 +412,7 @@ class Execution(ExecutionRecord):
         """The runner asks for the program's start."""
         self.phase = advance(self.phase, ExecutionEvent.REQUEST)
         self.may_have_run = True
+        self._context.on_run()
 
     def started(self, elapsed_seconds: float = 0.0, *, has_ended: bool = False) -> None:
         """The program runs. ``elapsed_seconds``: how long the program has already run.
@@ -419,7 +420,6 @@ class Execution(ExecutionRecord):
         self.phase = advance(self.phase, ExecutionEvent.START)
         self.started_at = time.time() - elapsed_seconds
         self.output.note_start()
-        self._context.on_run()
         self._note_step()
         self.deadlines.start(
             self.seconds_left(self.command.timeout_seconds - elapsed_seconds),

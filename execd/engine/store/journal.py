@@ -161,6 +161,18 @@ class TracesRecorded(msgspec.Struct, frozen=True, tag="traces"):
     place: str
     """See ``kernel_traces.place``."""
     traces: KernelTraces
+    keys: frozenset[str] = frozenset()
+    """See ``kernel_keys``."""
+    process_place: str = ""
+    """See ``kernel_traces.process_place``."""
+    has_namespace: bool = True
+    """Whether the kernel ends the processes of user code."""
+    may_have_strays: bool = False
+    """Whether processes of an earlier daemon may live here that nobody can tell from others."""
+
+
+class DaemonEnded(msgspec.Struct, frozen=True, tag="daemon_ended"):
+    """The daemon has ended, and all user code before it."""
 
 
 class ResetBegun(msgspec.Struct, frozen=True, tag="reset_begun"):
@@ -201,6 +213,7 @@ Record = (
     | MemoryRecovered
     | EpisodeRecorded
     | TracesRecorded
+    | DaemonEnded
     | ResetBegun
     | ResetEnded
 )
@@ -294,6 +307,8 @@ class JournalState:
         self.shortage: MemoryShortage | None = None
         self.episode: EpisodeRecorded | None = None
         self.traces: TracesRecorded | None = None
+        self.has_ended = False
+        """Whether the last daemon ended all user code."""
         self.reset: ResetBegun | None = None
         """The reset without an end."""
         self.resets: dict[str, ResetEnded] = {}
@@ -324,6 +339,9 @@ class JournalState:
                 self.episode = record
             case TracesRecorded():
                 self.traces = record
+                self.has_ended = False
+            case DaemonEnded():
+                self.has_ended = True
             case ResetBegun():
                 self.reset = record
             case ResetEnded():
@@ -349,6 +367,8 @@ class JournalState:
         for single in (self.episode, self.traces, self.reset):
             if single is not None:
                 yield encode(single)
+        if self.has_ended:
+            yield encode(DaemonEnded())
         for execution in self.executions.values():
             yield encode(execution.begin)
             if execution.end is not None:

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execd.api.v1.execution_reply import outcome_fields, program_fields, rfc3339
+from execd.api.v1.execution_reply import outcome_fields, program_fields
 from execd.api.v1.execution_request import LimitsRequest
 from execd.api.v1.execution_types import LimitsReply
 from execd.api.wire.output_text import render
 from execd.engine.executions.limits import LIMIT_NAMES
 from execd.engine.output.log import Excerpt
-from execd.model import ExitReason, Program, Result
+from execd.model import ExitReason, Program, Result, rfc3339
 
 
 def made(*argv: str, display: str) -> Program:

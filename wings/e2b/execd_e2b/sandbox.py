@@ -3,7 +3,7 @@ and how much of a command's output clients have taken."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 from aiohttp import web
@@ -14,6 +14,7 @@ from execd_e2b.accounts import basic_user, expand, find_account, find_own_accoun
 from execd_e2b.watchers import Watchers
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import datetime
 
     from execd.api.wire_api import TokenGate
@@ -24,19 +25,53 @@ E2B_VARIABLES = {"E2B_SANDBOX": "true"}
 """What E2B sets in each sandbox; programs recognise an E2B sandbox by it."""
 
 
+class Settled(NamedTuple):
+    """What ``/init`` sets."""
+
+    env: Mapping[str, str] = E2B_VARIABLES
+    """For commands and contexts."""
+    default_user: str | None = None
+    default_workdir: str | None = None
+    at: datetime | None = None
+    """The timestamp of the latest ``/init`` that had one."""
+
+
 class Sandbox:
     """One for each daemon."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, gate: TokenGate) -> None:
         self.engine = engine
-        self.env: dict[str, str] = dict(E2B_VARIABLES)
-        """The variables of ``/init``, for commands and contexts."""
-        self.default_user: str | None = None
-        self.default_workdir: str | None = None
-        self.initialized_at: datetime | None = None
-        """The timestamp of the latest ``/init`` that had one."""
+        self._gate = gate
+        self.settled = Settled()
+        self._first: Settled | None = None
         self.watchers = Watchers()
         self._received: WeakKeyDictionary[Execution, dict[Stream, int]] = WeakKeyDictionary()
+
+    @property
+    def env(self) -> dict[str, str]:
+        return dict(self.settled.env)
+
+    @property
+    def default_user(self) -> str | None:
+        return self.settled.default_user
+
+    @property
+    def default_workdir(self) -> str | None:
+        return self.settled.default_workdir
+
+    def settle(self, settled: Settled) -> None:
+        """Take what an ``/init`` sets. The first one stays in a reset, if it must be the
+        platform's: it has a token, or no user code may have run yet."""
+        if self._first is None:
+            has_token = self._gate.token_sha256 is not None
+            is_platform = has_token or not self.engine.may_have_run
+            self._first = settled if is_platform else self.settled
+        self.settled = settled
+
+    async def forget_episode(self) -> None:
+        """The reset: the settings as before any user code."""
+        self.settled = self._first or Settled()
+        await self.watchers.close()
 
     def received(self, execution: Execution) -> dict[Stream, int]:
         """By stream, how much of the output some client of this dialect has taken. A client that
@@ -79,10 +114,10 @@ def share_sandbox(app: web.Application) -> None:
     """Add the daemon's sandbox to the application: both ports show the same. The end of an
     application ends the watchers."""
     is_new = app[GATE] not in _sandboxes
-    sandbox = app[SANDBOX] = _sandboxes.setdefault(app[GATE], Sandbox(app[ENGINE]))
+    sandbox = app[SANDBOX] = _sandboxes.setdefault(app[GATE], Sandbox(app[ENGINE], app[GATE]))
 
     if is_new:
-        sandbox.engine.on_reset(sandbox.watchers.close)
+        sandbox.engine.on_reset(sandbox.forget_episode)
 
     async def end(_app: web.Application) -> None:
         await sandbox.watchers.close()

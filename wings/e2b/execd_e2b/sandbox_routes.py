@@ -17,7 +17,7 @@ from aiohttp import web
 from execd.api.wire_api import ENGINE, GATE, Access, Route, json_reply, parse_json, read_body
 from execd.engine.engine_api import InvalidArgument, NotSupported, check_environment, read_machine
 from execd_e2b.accounts import find_account
-from execd_e2b.sandbox import E2B_VARIABLES, IS_CODE_PORT, SANDBOX
+from execd_e2b.sandbox import E2B_VARIABLES, IS_CODE_PORT, SANDBOX, Settled
 
 MIB = 1 << 20
 CODE_PORT = "49999"
@@ -75,7 +75,8 @@ async def init(request: web.Request) -> web.StreamResponse:
     asked = parse_json(body, INIT) if body else InitRequest()
     _refuse_unsupported(request, asked)
     at = _parse_timestamp(asked.timestamp)
-    if at is None or sandbox.initialized_at is None or at > sandbox.initialized_at:
+    former_at = sandbox.settled.at
+    if at is None or former_at is None or at > former_at:
         check_environment(asked.env_vars or {})
         if asked.default_user:
             await find_account(sandbox.engine, asked.default_user)
@@ -84,11 +85,16 @@ async def init(request: web.Request) -> web.StreamResponse:
         if asked.default_workdir:
             # At the first command, each call would be refused until the next /init.
             await sandbox.check_directory(asked.default_workdir, "defaultWorkdir", "defaultWorkdir")
-        sandbox.initialized_at = at or sandbox.initialized_at
-        if asked.env_vars is not None:
-            sandbox.env = {**asked.env_vars, **E2B_VARIABLES}
-        sandbox.default_user = asked.default_user or sandbox.default_user
-        sandbox.default_workdir = asked.default_workdir or sandbox.default_workdir
+        given = asked.env_vars
+        former = sandbox.settled
+        sandbox.settle(
+            Settled(
+                env=former.env if given is None else {**given, **E2B_VARIABLES},
+                default_user=asked.default_user or former.default_user,
+                default_workdir=asked.default_workdir or former.default_workdir,
+                at=at or former.at,
+            )
+        )
     return web.Response(status=204, headers={"Cache-Control": "no-store"})
 
 

@@ -69,6 +69,27 @@ async def test_init_sets_variables_of_commands_and_replaces_them(box: Box) -> No
     assert output_of(await box.start(own)) == "own\n"
 
 
+@pytest.mark.parametrize("comes", ["before user code", "with a token", "after user code"])
+async def test_reset_keeps_the_first_init_of_the_platform_and_forgets_later_ones(
+    serve: Callable[..., Awaitable[Wire]], monkeypatch: pytest.MonkeyPatch, comes: str
+) -> None:
+    token = {"token_sha256": TOKEN_SHA256} if comes == "with a token" else {}
+    box = Box(await serve(dialect=E2B, **token))
+    engine = box.wire.engine
+    # The engine is shared, and other tests ran commands.
+    monkeypatch.setattr(engine._parts, "may_have_run", comes != "before user code")
+    platform = {"envVars": {"A": "1"}, "defaultWorkdir": "/tmp"}
+    assert (await init(box, WITH_TOKEN, **platform)).http_status == 204
+    engine._parts.may_have_run = True
+    await init(box, WITH_TOKEN, envVars={"LD_PRELOAD": "x"}, defaultWorkdir="/")
+    await engine.resets.steps.hooks[-1]()  # as each reset does
+    kept = {} if comes == "after user code" else {"A": "1"}
+    expected = {**kept, "E2B_SANDBOX": "true"}
+    assert (await box.get("/envs", WITH_TOKEN)).json() == expected
+    started = await box.start(shell("pwd"), **WITH_TOKEN)
+    assert (output_of(started) == "/tmp\n") == bool(kept)
+
+
 async def test_init_sets_the_working_directory_of_commands_only(box: Box) -> None:
     await init(box, defaultWorkdir="/")
     assert output_of(await box.start(shell("pwd"))) == "/\n"
