@@ -118,6 +118,7 @@ EXAMPLES = (
             "scope": {
                 "processes": "namespace",
                 "checkpoint": "before",
+                "checkpoint_created_at": "2026-11-30T08:00:00.000Z",
                 "roots": ["/workspace/plans"],
                 "watched": [],
             },
