@@ -44,8 +44,9 @@ restore._Restore._replace = lambda *_: None
 REMOVES_NOTHING = (
     VERIFIES_NOTHING
     + """
-from execd.files.checkpoints import restore
+from execd.files.checkpoints import restore, scan
 restore._Restore._remove = lambda *_: None
+scan._Scan._clear = lambda *_: False
 """
 )
 SETS_NO_ATTRIBUTES = (
