@@ -206,6 +206,7 @@ def test_restored_files_are_taken_over_by_later_scans(
     }
 
 
+@pytest.mark.any_kernel  # takes minutes in gVisor
 def test_a_hundred_thousand_files_are_restored(desk: Desk, base: Path) -> None:
     for folder in range(100):
         (base / f"{folder}").mkdir()
