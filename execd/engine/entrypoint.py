@@ -126,8 +126,8 @@ class Entrypoint:
 
     async def _launch(self, context: EngineContext, environment: Mapping[str, str]) -> None:
         """Raises SpawnError, WardenLost."""
-        descriptors = [os.dup(fd) for fd in STDIO]
         context.on_run()  # the guards of the disk begin to look
+        descriptors = [os.dup(fd) for fd in STDIO]
         try:
             request = self._request(context, environment)
             give_to_user(filter(_is_private, descriptors), request.uid, request.gid)
