@@ -176,8 +176,10 @@ class Checkpoints:
     def _check_readable(self, checkpoint_id: str) -> None:
         reason = self._unreadable.get(checkpoint_id)
         if reason is not None:
-            step = "use a new --state-dir" if checkpoint_id == START else "delete it"
-            raise Conflict(f"the checkpoint {checkpoint_id!r} cannot be read: {reason}; {step}")
+            raise Conflict(
+                f"the checkpoint {checkpoint_id!r} cannot be read: {reason}; delete the checkpoint, "
+                f"or use a new --state-dir if it is {START!r}"
+            )
 
     async def delete(self, checkpoint_id: str) -> None:
         """Remove a checkpoint. Raises NotFound, Conflict for ``START``."""

@@ -40,8 +40,8 @@ def pack_changes(
     for change in changes:
         if change.new and prefixes.get(change.root, b"/") + change.path == DELETED_NAME:
             raise Conflict(
-                f"{change.full_path!r} has the name of the archive's list of deletions; rename "
-                "the file, or take the changes as a patch"
+                f"{change.full_path!r} has the name of the archive's list of deletions; give the "
+                "file another name, or ask for a patch"
             )
     packed = tar if kind == "tar" else tar_gz
     return packed(_items(changes, prefixes, sources))

@@ -228,7 +228,10 @@ class _Part:
             while left:
                 piece = os.read(fd, min(left, _READ_AT_ONCE_BYTES))
                 if not piece:
-                    raise Conflict(f"{os.fsdecode(self.name)!r} became shorter during the request")
+                    raise Conflict(
+                        f"{os.fsdecode(self.name)!r} became shorter during the request; repeat the "
+                        "request"
+                    )
                 left -= len(piece)
                 yield piece
         finally:

@@ -164,9 +164,11 @@ class _Restore:
     def _check_excluded(self, entry: TreeEntry) -> None:
         """Raises Conflict if a directory holds excluded paths, or may hold some."""
         if entry.path in self._holders:
-            raise Conflict("holds excluded files, which stay")
+            raise Conflict("holds excluded files, which stay; remove them first")
         if entry.trouble and self._how.excludes is not None:
-            raise Conflict(f"{entry.trouble}, and may hold excluded files")
+            raise Conflict(
+                f"{entry.trouble}, and may hold excluded files; remove the directory first"
+            )
 
     def _make_directory(self, entry: TreeEntry) -> None:
         parent, name = self.directories.open_parent(entry.path)
