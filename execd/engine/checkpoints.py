@@ -177,8 +177,8 @@ class Checkpoints:
         reason = self._unreadable.get(checkpoint_id)
         if reason is not None:
             raise Conflict(
-                f"the checkpoint {checkpoint_id!r} cannot be read: {reason}; delete the checkpoint, "
-                f"or use a new --state-dir if it is {START!r}"
+                f"the checkpoint {checkpoint_id!r} cannot be read: {reason}; delete the "
+                f"checkpoint, or use a new --state-dir if it is {START!r}"
             )
 
     async def delete(self, checkpoint_id: str) -> None:
