@@ -154,8 +154,6 @@ class Parts(EngineContext):
         self.restores = Restores(
             lambda: self.registry.has_live, clocks, SpecEnvironment(config).changes
         )
-        assert self.store.journal.state.episode is not None, "the state dir begins an episode"
-        self.episodes = Episodes(self.store.journal.state.episode)
         self.held_pipes = HeldPipes(
             resource.getrlimit(resource.RLIMIT_NOFILE)[0], on_growth=self.housekeeper.plan_soon
         )
@@ -189,6 +187,8 @@ class Parts(EngineContext):
             on_failure=self.housekeeper.plan_soon,
         )
         ends.callback(lambda: self.store.close(self.shutdown.seconds_left()))
+        assert self.store.journal.state.episode is not None, "the state dir begins an episode"
+        self.episodes = Episodes(self.store.journal.state.episode)
         self.volumes: list[Volume] = []
         """The directories with a limit."""
         if config.base_dir_bytes:

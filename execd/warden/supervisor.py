@@ -520,9 +520,8 @@ class Supervisor:
         )
         # An orphan that has just been found without evidence may have ended while its environment
         # was read, and may have left a child.
-        if self._may_miss_members(scan):
-            return False
-        return self._unattributed.keys() <= unattributed_before.keys()
+        has_new = not self._unattributed.keys() <= unattributed_before.keys()
+        return not has_new and not self._may_miss_members(scan)
 
     def _may_miss_members(self, scan: process_tree.Scan) -> bool:
         """Return whether processes that ended before the scan read them may have left children of a

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -277,13 +278,18 @@ async def test_a_warden_that_user_code_kills_meanwhile_changes_nothing(sandbox: 
 
 async def test_a_file_operation_of_the_former_episode_ends_first(sandbox: Engine) -> None:
     order: list[str] = []
+    waits_for_it = threading.Event()
 
     def work() -> None:
-        import time
-
-        time.sleep(0.3)
+        waits_for_it.wait(60)
         order.append("operation")
 
+    async def settle(within_seconds: float) -> bool:
+        waits_for_it.set()
+        return await original_settle(within_seconds)
+
+    original_settle = sandbox.files.settle
+    sandbox.files.settle = settle  # type: ignore[method-assign]
     caller = asyncio.ensure_future(sandbox.files.run(work))
     await asyncio.sleep(0)
     caller.cancel()  # as the reset cancels the request
