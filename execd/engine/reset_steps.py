@@ -220,6 +220,7 @@ class ResetSteps:
             for difference in self._surroundings.compare(
                 user_uid=os.geteuid() if uid is None else uid,
                 living=run.living,
+                warden=self._parts.warden.pid,
                 is_in_namespace=self._is_in_namespace,
                 has_own_shm=started is not None and started.has_own_shm,
             )

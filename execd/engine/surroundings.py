@@ -77,9 +77,16 @@ class Surroundings(NamedTuple):
             yield ResetDifference(kind="object", message=words + ended)
 
     def compare(
-        self, *, user_uid: int, living: Collection[int], is_in_namespace: bool, has_own_shm: bool
+        self,
+        *,
+        user_uid: int,
+        living: Collection[int],
+        warden: int | None,
+        is_in_namespace: bool,
+        has_own_shm: bool,
     ) -> Iterator[ResetDifference]:
-        """Yield what differs. ``living``: the processes of user code that live. Blocking."""
+        """Yield what differs. ``living``: the processes of user code that live. ``warden``: the pid
+        of the new warden. Blocking."""
         before, now = self.traces, kernel_traces.read()
         for socket in kernel_traces.without_foreign(
             now.sockets - before.sockets, user_uid=user_uid, living=living
@@ -98,7 +105,9 @@ class Surroundings(NamedTuple):
             for name in sorted(now.objects ^ before.objects):
                 message = f"{name}: {_since(name in now.objects)}"
                 yield ResetDifference(kind="object", message=message)
-            queues = frozenset[str]() if now.has_queues else kernel_traces.list_hidden_queues()
+            queues: frozenset[str] | None = frozenset()
+            if not now.has_queues and (warden is None or kernel_traces.may_make_queues(warden)):
+                queues = kernel_traces.list_hidden_queues()
             if queues is None:
                 message = "POSIX queues cannot be listed: mount /dev/mqueue into the container"
                 yield ResetDifference(kind="object", message=message)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import socket
 import stat
 import sys
@@ -94,6 +95,15 @@ def read() -> KernelTraces:
     with open("/proc/self/mountinfo", errors="backslashreplace") as file:
         mounts = frozenset(file.read().splitlines())
     return KernelTraces(frozenset(_sockets()), mounts, frozenset(objects), _names(SHM), has_queues)
+
+
+def may_make_queues(pid: int) -> bool:
+    """Tell whether the process and its children may make POSIX queues: see
+    ``refuse_unlisted_queues``. The bounding set keeps the children from raising the limit."""
+    try:
+        return resource.prlimit(pid, resource.RLIMIT_MSGQUEUE) != (0, 0)
+    except OSError:  # the process has ended
+        return True
 
 
 def list_hidden_queues() -> frozenset[str] | None:

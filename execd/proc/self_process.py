@@ -18,6 +18,7 @@ from execd.proc.root_capabilities import (
     numbers_of,
 )
 
+QUEUES = "/dev/mqueue"
 OOM_FIRST_CHOICE = 1000
 # A sweep ends after so many scans in a row without a descendant: whole scans, or scans of any kind.
 QUIET_WHOLE_SCANS, QUIET_SCANS = 2, 20
@@ -39,6 +40,17 @@ def refuse_queued_signals() -> list[spawn.Limit]:
     resource.setrlimit(resource.RLIMIT_SIGPENDING, (0, hard))
     # -1, which is infinity in Python, is the largest number in C.
     return [spawn.Limit(resource.RLIMIT_SIGPENDING, soft, hard)]
+
+
+def refuse_unlisted_queues() -> None:
+    """Where nobody can list POSIX queues, have the kernel make none for this process and its
+    children: a queue outlives its program (mq_overview(7)), and no reset could find it.
+
+    gVisor refuses to lower the limit, and shows all queues to a namespace of the daemon's own.
+    """
+    if not os.path.ismount(QUEUES):
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_MSGQUEUE, (0, 0))
 
 
 def capabilities(name: str) -> int:

@@ -30,6 +30,7 @@ def main() -> None:
     is_init = os.getpid() == 1
     if not is_init:
         spawn.set_subreaper()
+        self_process.refuse_unlisted_queues()
     channel = Channel(socket.socket(fileno=SOCKET_FD))
     os.set_inheritable(SOCKET_FD, False)
     # The daemon's stderr shows tracebacks until here. User code must not reach the daemon's stderr

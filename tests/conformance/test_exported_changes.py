@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from .target import Answer, Target
 
 MAKE_START = (
-    "mkdir -p src/sub; seq 300 > src/numbers; printf 'one\\r\\ntwo' > src/dos; : > src/empty; "
-    "printf 'a\\0b' > src/binary; chmod 644 src/*; printf '#!/bin/sh\\n' > src/tool; "
-    "chmod 755 src/tool; ln -s numbers src/link; printf x > src/sub/gone; printf y > src/became; "
-    "printf 'x\\n' > 'src/blank \"quoted\"'"
+    "mkdir src; seq 300 > src/numbers; printf 'one\\r\\ntwo' > src/dos; : > src/empty; "
+    "printf 'a\\0b' > src/binary; chmod 644 src/*; mkdir src/sub; "
+    "printf '#!/bin/sh\\n' > src/tool; chmod 755 src/tool; ln -s numbers src/link; "
+    "printf x > src/sub/gone; printf y > src/became; printf 'x\\n' > 'src/blank \"quoted\"'"
 )
 EDIT = (
     "cd src; sed -i 's/^2/two /' numbers; printf '\\n' >> dos; printf full > empty; "
