@@ -78,14 +78,15 @@ class Resets:
         around = parts.surroundings
         started = parts.warden.started
         has_namespace = started is not None and started.shape != "none"
-        if (former := state.traces) is not None and former.place == place:
+        process_place, former = kernel_traces.process_place(), state.traces
+        here = (place, process_place)  # a later container may get the numbers of the namespaces
+        if former is not None and (former.place, former.process_place) == here:
             # A former daemon's user code may have left something here.
             traces = former.traces
             if has_namespace and former.has_namespace:  # no user code reaches these
                 now = around.traces
                 traces = traces._replace(sockets=now.sockets, mounts=now.mounts)
             around = around._replace(traces=traces, keys=former.keys)
-        process_place = kernel_traces.process_place()
         if former is not None and former.process_place == process_place:
             is_sure = former.has_namespace or state.has_ended
             around = around._replace(may_have_strays=former.may_have_strays or not is_sure)

@@ -197,31 +197,59 @@ def _system_v(kind: str, words: str) -> Iterator[str]:
 def without_foreign(
     sockets: Collection[ListeningSocket], *, user_uid: int, living: Collection[int]
 ) -> list[ListeningSocket]:
-    """Leave out the sockets of other users, and those that a process outside of user code holds. A
-    sidecar shares the network, and hides its processes. ``living``: the processes of user code
-    that live. Blocking."""
+    """Leave out the sockets of other users, and those that a process outside of user code holds, or
+    may hold: a process that hides its descriptors. ``living``: the processes of user code that
+    live. Blocking."""
     of_user = {one for one in sockets if one.uid == user_uid}
     wanted = {one.inode for one in of_user}
     foreign: set[int] = set()
+    ours, hides = _own_tree() if of_user else set(), False
     for pid in (os.getpid(), *process_tree.pids()):
         if wanted <= foreign:
             break
-        if pid not in living:
-            foreign.update(wanted & _inodes_of(pid))
+        if pid in living:
+            continue
+        inodes = _inodes_of(pid)
+        foreign.update(wanted & (inodes or set()))
+        hides = hides or (inodes is None and pid not in ours and _uid_of(pid) == user_uid)
+    if hides:
+        held = set().union(*(_inodes_of(pid) or set() for pid in living))
+        foreign.update(wanted - held)
     found = {one for one in of_user if one.inode not in foreign}
     # The holder of a socket may have ended between the two looks, and the socket with it.
     return sorted(found & set(_sockets()) if found else found)
 
 
-def _inodes_of(pid: int) -> set[int]:
+def _own_tree() -> set[int]:
+    """The daemon's processes, which make no listening socket for others."""
+    scan = process_tree.Scan()
+    scan.advance(1.0)
+    return {process.pid for process in process_tree.descendants(scan.processes, os.getpid())}
+
+
+def _inodes_of(pid: int) -> set[int] | None:
+    """The sockets of the process; None: another process must not read them (ptrace(2))."""
     found = set()
-    with contextlib.suppress(OSError):
+    try:
         for name in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(FileNotFoundError):
                 target = os.readlink(f"/proc/{pid}/fd/{name}")
                 if target.startswith("socket:["):
                     found.add(int(target[len("socket:[") : -1]))
+    except PermissionError:
+        return None
+    except OSError:
+        pass  # the process has ended
     return found
+
+
+def _uid_of(pid: int) -> int:
+    """Return -1 if the process has ended."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status", errors="replace") as file:
+        for line in file:
+            if line.startswith("Uid:"):
+                return int(line.split()[1])
+    return -1
 
 
 def orphans_of_daemons(marker: str, seconds: float) -> list[int]:

@@ -102,7 +102,6 @@ FAULTS = {
     "watched": (VERIFIES_NOTHING, "watched_directory", "require", "watched/passwd"),
     "shared memory": (SEES_NO_TRACES, "dev_shm", "off", "/dev/shm/"),
     "System V": (SEES_NO_TRACES, "system_v", "off", "segment"),
-    "POSIX queue": (SEES_NO_TRACES, "posix_queue", "off", "Finding(kind='object'"),
     "new process": (LEAVES_A_PROCESS, "touched", "require", "sleep 1000"),
     "old process": (ENDS_NOBODY, "empty_environment", "require", "lived before"),
     "old process without namespaces": (ENDS_NOBODY, "double_fork", "off", "lived before"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from ..gvisor import is_gvisor
+from ..own_traces import own_traces
 from .conftest import SHAPES
 from .target import LAUNCHER, READ_SECONDS, Target, can_start, start, wait_until
 
@@ -24,11 +24,6 @@ pytestmark = pytest.mark.skipif(
         "the daemon runs elsewhere: a reset would end the other tests' commands "
         "(EXECD_CONFORMANCE_LAUNCHER)"
     ),
-)
-OWN_TRACES = (
-    *("unshare", "--ipc", "--mount", "sh", "-c"),
-    'mount -t tmpfs none /dev/shm && exec "$@"',
-    "sh",
 )
 LAUNCHED_UID = 1000
 """Of the daemons that .ci/test-image has launched."""
@@ -45,13 +40,12 @@ def sandbox(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Target]:
     (base / "file").chmod(0o666)
     if LAUNCHER:  # a user cannot give a file back to root
         os.chown(base / "file", LAUNCHED_UID, LAUNCHED_UID)
-    # Without namespaces the traces of the machine would count, which has other users.
-    is_shared = request.param == "subreaper" and os.geteuid() == 0 and not (is_gvisor() or LAUNCHER)
+    is_shared = request.param == "subreaper" and not LAUNCHER
     target = start(
         tmp_path,
         *SHAPES[request.param],
         f"--checkpoint-at-start={base}",
-        below=OWN_TRACES if is_shared else (),
+        below=own_traces() if is_shared else (),
     )
     wait_until(lambda: get(target, "/readyz").status_code == 200, 60, "the daemon is ready")
     yield target

@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
+from tests.own_traces import kernel_for_one
+
 from . import eyes
 from .eyes import Finding
 from .target import READ_SECONDS, Target, dialect_ports, start, wait_until
@@ -123,6 +125,9 @@ class World:
         """``has_tmpfs``: the base dir is a small tmpfs, in a mount namespace of the daemon. For
         root, and a daemon on this machine."""
         self.folder = folder
+        self._held = contextlib.ExitStack()
+        if "--namespaces=off" in flags:
+            self._held.enter_context(kernel_for_one())
         self.mark = f"pollution-{os.urandom(6).hex()}"
         self.key = int.from_bytes(os.urandom(3), "big") + (1 << 24)
         self.base = folder / "base"
@@ -173,6 +178,7 @@ class World:
         self.end_round()
         self.client.close()
         self.target.stop()
+        self._held.close()
         assert not self.target.log_errors(), self.target.log_errors()
 
     # Acts of user code.
@@ -270,6 +276,7 @@ class World:
         """For planted faults: end the daemon, and the processes that were to be ended."""
         self.client.close()
         self.target.kill()
+        self._held.close()
         for pid, began in self.lived:
             process = eyes.see_processes().get(pid)
             if process is not None and process.start == began:

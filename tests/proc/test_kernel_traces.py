@@ -78,6 +78,24 @@ def test_a_socket_is_user_codes_if_only_user_code_holds_it() -> None:
         holder.kill()
 
 
+@pytest.mark.skipif(is_gvisor(), reason="gVisor shows the descriptors of every process of a user")
+def test_a_socket_is_not_user_codes_where_another_process_hides_its_descriptors() -> None:
+    hide = "import ctypes; ctypes.CDLL(None).prctl(4, 0)\n"  # PR_SET_DUMPABLE
+    before = kernel_traces.read().sockets
+    with subprocess.Popen(
+        [sys.executable, "-c", hide + HOLDER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        assert holder.stdout is not None
+        port = int(holder.stdout.readline())
+        new = {one for one in kernel_traces.read().sockets - before if one.port == port}
+        looked = kernel_traces.without_foreign(new, user_uid=os.geteuid(), living=())
+        holder.kill()
+    assert (len(new), looked) == (1, [])
+
+
 @pytest.mark.parametrize("kind", ["shm", "msg", "sem"])
 def test_a_system_v_object_is_found_by_its_kind(kind: str) -> None:
     before = kernel_traces.read().objects
