@@ -78,7 +78,7 @@ def test_a_socket_is_user_codes_if_only_user_code_holds_it() -> None:
         holder.kill()
 
 
-@pytest.mark.skipif(is_gvisor(), reason="gVisor shows the descriptors of every process of a user")
+@pytest.mark.linux_only("gVisor shows the descriptors of every process of a user")
 def test_a_socket_is_not_user_codes_where_another_process_hides_its_descriptors() -> None:
     hide = "import ctypes; ctypes.CDLL(None).prctl(4, 0)\n"  # PR_SET_DUMPABLE
     before = kernel_traces.read().sockets
@@ -147,7 +147,7 @@ def test_the_place_names_the_namespaces() -> None:
     assert os.readlink("/proc/self/ns/ipc") in place
 
 
-@pytest.mark.skipif(is_gvisor(), reason="needs unshare(1) with a user's rights")
+@pytest.mark.linux_only("unshare(1) needs more than a user's rights")
 def test_another_ipc_namespace_is_another_place() -> None:
     done = subprocess.run(
         [
