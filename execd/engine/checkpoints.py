@@ -30,7 +30,6 @@ from execd.files.checkpoints.entries import Checkpoint as Checkpoint
 from execd.files.checkpoints.entries import CheckpointRoot as CheckpointRoot
 from execd.files.checkpoints.operations import How as How
 from execd.files.checkpoints.operations import Operations
-from execd.files.checkpoints.operations import Restored as Restored
 from execd.files.checkpoints.operations import Verified as Verified
 from execd.files.checkpoints.root_places import is_in
 from execd.files.checkpoints.shelf import Damaged, Shelf
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from execd.files.checkpoints.entries import StoredCheckpoint
     from execd.files.checkpoints.entries import TreeChange as TreeChange
     from execd.files.checkpoints.entries import TreeEntry as TreeEntry
+    from execd.files.checkpoints.restore import Restored as Restored
     from execd.files.root import Root
     from execd.proc.spawn import Identity
 

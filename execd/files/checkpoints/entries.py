@@ -6,8 +6,6 @@ Pure values. ``scan`` makes manifests, ``compare`` finds the changes between two
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
 from execd.model import EntryChange, EntryType  # noqa: TC001  # msgspec reads the annotations
@@ -102,20 +100,11 @@ def full_path(root: str, path: bytes) -> str:
 
 
 class Trouble(msgspec.Struct, frozen=True):
-    """A file that could not be read or restored."""
+    """A file that is not as in the checkpoint, or could not be read or restored."""
 
     path: str
     """As user code sees the path: absolute."""
     message: str
-
-
-class Difference(msgspec.Struct, frozen=True):
-    """A file that is not as in the checkpoint."""
-
-    path: str
-    """As user code sees the path: absolute."""
-    message: str
-    kind: Literal["file"] = "file"
 
 
 class CheckpointRoot(msgspec.Struct, frozen=True):

@@ -24,7 +24,6 @@ from execd.files.checkpoints.directories import Directories
 from execd.files.checkpoints.entries import (
     Checkpoint,
     CheckpointRoot,
-    Difference,
     Manifest,
     StoredCheckpoint,
     TreeChange,
@@ -32,7 +31,7 @@ from execd.files.checkpoints.entries import (
     Trouble,
     full_path,
 )
-from execd.files.checkpoints.restore import restore
+from execd.files.checkpoints.restore import Restored, restore
 from execd.files.checkpoints.root_places import RootPlace, open_again, open_places
 from execd.files.checkpoints.scan import (
     READ_FILE,
@@ -46,14 +45,13 @@ from execd.files.checkpoints.scan import (
 from execd.files.checkpoints.shelf import Shelf, copy_content, encode, needed_bytes, used_bytes
 from execd.files.glob import compile_glob
 from execd.files.paths import blame, decode
-from execd.files.resolve import open_and_stat
+from execd.files.resolve import held, open_and_stat
 from execd.files.write import TEMPORARY_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from execd.files.checkpoints.crew import Crew, Place
-    from execd.files.checkpoints.restore import Undone
     from execd.files.root import Root
 
 T = TypeVar("T")
@@ -75,22 +73,12 @@ class Own(Protocol):
     def __call__(self, call: Callable[[], T]) -> T: ...
 
 
-class Restored(msgspec.Struct, frozen=True):
-    """The outcome of a restore."""
-
-    restored: int
-    removed: int
-    unchanged: int
-    troubles: list[Trouble]
-    """What could not be restored."""
-
-
 class Verified(msgspec.Struct, frozen=True):
     """The outcome of a verification."""
 
     verified_by: Literal["content", "stat"]
     """``stat``: of a file whose ctime is as in the checkpoint, nobody has read the content."""
-    differences: list[Difference]
+    differences: list[Trouble]
     """The first ``MAX_DIFFERENCES``."""
     n_differences: int
 
@@ -204,19 +192,14 @@ class Operations:
         Raises OSError, Conflict."""
         shelf = self._own(self._shelf)
         parent, name = place.directories.open_parent(entry.path)
-        source = os.open(name, READ_FILE, dir_fd=parent)
-        try:
+        with held(os.open(name, READ_FILE, dir_fd=parent)) as source:
             draft, target = self._own(shelf.begin_content)
-            try:
+            with held(target):
                 copy_content(source, target, place.stop)
                 if digest_of(place, target) != entry.digest:
                     return False
                 self._own(partial(shelf.finish_content, draft, entry.digest))
                 return True
-            finally:
-                os.close(target)
-        finally:
-            os.close(source)
 
     def changes(self, stored: StoredCheckpoint, stop: Callable[[], bool]) -> list[TreeChange]:
         """Return all changes since. Raises PayloadTooLarge, Conflict, and what ``blame``
@@ -229,49 +212,44 @@ class Operations:
 
     def restore(self, stored: StoredCheckpoint, how: How, stop: Callable[[], bool]) -> Restored:
         """Make the roots as they were. Raises nothing for a single file."""
-        n_restored = n_removed = n_entries = 0
-        troubles: list[Trouble] = []
+        done = Restored()
+        n_entries = 0
         for manifest in stored.manifests:
-            if not manifest.has_content:
-                continue
-            scanning = self._scanning(stored.facts.exclude, stop, cleared=Cleared(set()))
-            try:
-                outcome = self._restore_root(manifest, scanning, how)
-            except ExecdError as error:
-                troubles.append(Trouble(manifest.root, error.message))
-                continue
-            n_entries += len(manifest.entries)
-            n_restored += outcome.n_restored
-            n_removed += outcome.n_removed
-            troubles += outcome.troubles
-        return Restored(n_restored, n_removed, max(0, n_entries - n_restored), troubles)
+            if manifest.has_content:
+                cleared = Cleared()
+                scanning = self._scanning(stored.facts.exclude, stop, cleared=cleared)
+                try:
+                    self._restore_root(manifest, scanning, how, done)
+                    n_entries += len(manifest.entries)
+                except ExecdError as error:
+                    done.troubles.append(Trouble(manifest.root, error.message))
+                done.removed += cleared.n_removed
+        done.unchanged = max(0, n_entries - done.restored)
+        return done
 
-    def _restore_root(self, manifest: Manifest, how: Scanning, by: How) -> Undone:
+    def _restore_root(self, manifest: Manifest, how: Scanning, by: How, done: Restored) -> None:
         """Raises ExecdError."""
         shelf = self._own(self._shelf)
-        top = open_again(manifest.root, makes=True)
-        try:
+        with held(open_again(manifest.root, makes=True)) as top:
             new = scan(top, manifest.root, how, _former(manifest, by), wanted=manifest)
             changes = compare(manifest, new, setter=os.geteuid())
 
             def open_content(digest: bytes) -> int:
                 return self._own(partial(shelf.open_content, digest))
 
-            return restore(manifest, changes, top, how, open_content, new.holders)
-        finally:
-            os.close(top)
+            restore(manifest, changes, top, how, open_content, new.holders, done)
 
     def verify(self, stored: StoredCheckpoint, how: How, stop: Callable[[], bool]) -> Verified:
         """Compare all directories with the checkpoint, and believe nothing else."""
         scanning = self._scanning(stored.facts.exclude, stop)
-        differences: list[Difference] = []
+        differences: list[Trouble] = []
         n_differences, is_by_content, is_stale = 0, True, False
         for manifest in stored.manifests:
             is_by_content = is_by_content and _former(manifest, how) is None
             try:
                 new = self._scan_again(manifest, scanning, how, wanted=manifest)
             except ExecdError as error:
-                found = [Difference(manifest.root, error.message)]
+                found = [Trouble(manifest.root, error.message)]
             else:
                 found = [_difference(each) for each in compare(manifest, new, setter=os.geteuid())]
                 is_stale = is_stale or _is_stale(manifest, new)
@@ -288,34 +266,24 @@ class Operations:
         manifests: list[Manifest] = []
         try:
             for old in stored.manifests:
-                top = open_again(old.root)
-                try:
+                with held(open_again(old.root)) as top:
                     began_ns, is_told = self._begin(top)
-                finally:
-                    os.close(top)
                 new = self._scan_again(old, how, "auto")
                 if compare(old, new, setter=os.geteuid()):
                     return
-                changed = msgspec.structs.replace(
-                    old,
-                    entries=_without_troubles(new),
-                    began_ns=began_ns,
-                    is_told_by_ctime=is_told,
+                facts = {"began_ns": began_ns, "is_told_by_ctime": is_told}
+                manifests.append(
+                    msgspec.structs.replace(old, entries=_without_troubles(new), **facts)
                 )
-                manifests.append(changed)
             self._save(StoredCheckpoint(stored.facts, manifests))
         except (ExecdError, OSError):
             return  # the old manifest is as true as before
 
     def open_new(self, root: str, entry: TreeEntry) -> int:
         """Open a file as it was scanned; the caller closes it. Raises ExecdError, OSError."""
-        top = open_again(root)
-        try:
-            with Directories(top) as directories:
-                parent, name = directories.open_parent(entry.path)
-                fd, info = open_and_stat(name, READ_FILE, parent)
-        finally:
-            os.close(top)
+        with held(open_again(root)) as top, Directories(top) as directories:
+            parent, name = directories.open_parent(entry.path)
+            fd, info = open_and_stat(name, READ_FILE, parent)
         facts = (info.st_dev, info.st_ino, info.st_size, info.st_ctime_ns)
         if facts != (entry.device, entry.inode, entry.size_bytes, entry.changed_ns):
             os.close(fd)
@@ -326,13 +294,9 @@ class Operations:
         self, manifest: Manifest, how: Scanning, by: How, wanted: Manifest | None = None
     ) -> Manifest:
         """Raises ExecdError."""
-        top = open_again(manifest.root)
-        try:
-            former = _former(manifest, by)
-            is_kept = manifest.has_content
+        former, is_kept = _former(manifest, by), manifest.has_content
+        with held(open_again(manifest.root)) as top:
             return scan(top, manifest.root, how, former, has_content=is_kept, wanted=wanted)
-        finally:
-            os.close(top)
 
     def _scanning(
         self,
@@ -445,7 +409,7 @@ def _without_troubles(manifest: Manifest) -> list[TreeEntry]:
     return entries
 
 
-def _difference(change: TreeChange) -> Difference:
+def _difference(change: TreeChange) -> Trouble:
     trouble = change.new.trouble if change.new is not None else ""
     message = f"{change.kind}: {trouble}" if trouble else change.kind
-    return Difference(change.full_path, message)
+    return Trouble(change.full_path, message)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from execd.errors import Conflict
 from execd.files.archive.pack import Item, tar, tar_gz
+from execd.files.resolve import held
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -77,11 +78,8 @@ def _items(
         if entry.type != "file":
             yield Item(name, _info(entry), target=entry.target)
             continue
-        fd = sources.open_new(change.root, entry)
-        try:
+        with held(sources.open_new(change.root, entry)) as fd:
             yield Item(name, _info(entry), fd)
-        finally:
-            os.close(fd)
 
 
 def _info(entry: TreeEntry) -> os.stat_result:
