@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+
+from execd.engine.executions.command import ID_PATTERN
 
 MAX_DIFFERENCES = 1000
 """Differences that a reply names. The total counts all."""
 _SURROGATES = re.compile("[\ud800-\udfff]")
-VerifyHow = Literal["auto", "content", "stat"]
 DifferenceKind = Literal[
     "step",
     "request",
@@ -51,12 +52,17 @@ class ResetStep(StrEnum):
     VERIFY = "verify"
     """Look for what is not as before."""
 
-    @property
-    def next(self) -> ResetStep | None:
-        """None: the answer follows."""
-        steps = list(ResetStep)
-        place = steps.index(self) + 1
-        return steps[place] if place < len(steps) else None
+
+class ResetRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to reset to."""
+
+    checkpoint: Annotated[str, msgspec.Meta(pattern=rf"^{ID_PATTERN.pattern}$")] = "start"
+    """The id of the checkpoint."""
+    verify: Literal["auto", "content", "stat"] = "auto"
+    """How files are compared at the end. `content`: by SHA-256. `stat`: by inode, size and ctime;
+    writes through `mmap` may escape. `auto`: `content` on tmpfs, `stat` elsewhere."""
+    keep_records: bool = False
+    """Keep the records of executions. Their idempotency keys are forgotten all the same."""
 
 
 class ResetDifference(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -164,15 +170,9 @@ class DifferenceList:
         self.total = 0
 
     def add(
-        self,
-        kind: DifferenceKind,
-        message: str,
-        *,
-        path: str | None = None,
-        pid: int | None = None,
-        port: int | None = None,
+        self, kind: DifferenceKind, message: str, *, path: str | None = None, pid: int | None = None
     ) -> None:
-        self.append(ResetDifference(kind=kind, message=message, path=path, pid=pid, port=port))
+        self.append(ResetDifference(kind=kind, message=message, path=path, pid=pid))
 
     def append(self, difference: ResetDifference) -> None:
         self.total += 1

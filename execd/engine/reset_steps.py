@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from execd.engine.assembly import Parts
     from execd.engine.entrypoint import Entrypoint
+    from execd.engine.executions.execution import Execution
     from execd.engine.store.journal import ResetBegun
     from execd.engine.surroundings import Surroundings
     from execd.files.checkpoints.entries import Checkpoint, Trouble
@@ -122,13 +123,9 @@ class ResetSteps:
         parts.sessions.refuse_all()
         parts.sessions.end_streams()
         parts.tree_files.end_watch_streams()
-        if live:
-            waits = [asyncio.ensure_future(execution.ended()) for execution in live]
-            _, late = await asyncio.wait(waits, timeout=END_SECONDS)
-            for execution in live:
-                execution.answer_now()
-            for wait in late:
-                wait.cancel()
+        await _wait_ended(live)
+        for execution in live:
+            execution.answer_now()
         if n_inside := await parts.episodes.empty(REPLY_SECONDS, LEAVE_SECONDS):
             add("request", f"{n_inside} requests of the former episode go on")
         if not await self._shells.end_all(LEAVE_SECONDS):
@@ -152,12 +149,9 @@ class ResetSteps:
             run.differences.add("process", message)
         for pid in sorted(run.living):
             run.differences.add("process", f"the process {pid} lives on", pid=pid)
-        if ends := [asyncio.ensure_future(one.ended()) for one in self._parts.registry.live]:
-            _, late = await asyncio.wait(ends, timeout=END_SECONDS)
-            for wait in late:
-                wait.cancel()
-            for execution in self._parts.registry.live:
-                run.differences.add("execution", f"the execution {execution.id} has not ended")
+        await _wait_ended(self._parts.registry.live)
+        for execution in self._parts.registry.live:
+            run.differences.add("execution", f"the execution {execution.id} has not ended")
 
     async def _restore(self, run: ResetRun) -> None:
         if not run.is_journaled:  # the disk was full, perhaps with logs
@@ -227,3 +221,12 @@ class ResetSteps:
             # A root in /dev/shm is compared file by file.
             if difference.kind != "shm" or not {"/dev/shm", difference.path} & set(roots)
         ]
+
+
+async def _wait_ended(executions: Sequence[Execution]) -> None:
+    """Wait until all have ended, at most END_SECONDS."""
+    waits = [asyncio.ensure_future(execution.ended()) for execution in executions]
+    if waits:
+        _, late = await asyncio.wait(waits, timeout=END_SECONDS)
+        for wait in late:
+            wait.cancel()

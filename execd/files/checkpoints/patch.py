@@ -20,8 +20,9 @@ import zlib
 from base64 import b85encode
 from typing import TYPE_CHECKING, NamedTuple
 
-from execd.errors import Conflict
+from execd.files.archive.pack import read_exactly
 from execd.files.checkpoints.line_diff import hunks
+from execd.files.resolve import held
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
@@ -34,7 +35,6 @@ MAX_TEXT_BYTES = 8 << 20
 """Bytes of a text file in a patch, before and after. A larger file counts as a binary file."""
 MAX_TEXT_LINES = 200_000
 """Lines of a text file in a patch, before and after. A file with more counts as a binary file."""
-_READ_AT_ONCE_BYTES = 256 * 1024
 _BINARY_LINE_BYTES = 52  # git's
 _UNQUOTED = re.compile(rb"[!#-\[\]-~]+")
 _ESCAPED = re.compile(rb"[^ !#-\[\]-~]")
@@ -222,20 +222,8 @@ class _Part:
         if entry.type == "link":
             yield entry.target
             return
-        fd = opened()
-        try:
-            left = entry.size_bytes
-            while left:
-                piece = os.read(fd, min(left, _READ_AT_ONCE_BYTES))
-                if not piece:
-                    raise Conflict(
-                        f"{os.fsdecode(self.name)!r} became shorter during the request; repeat the "
-                        "request"
-                    )
-                left -= len(piece)
-                yield piece
-        finally:
-            os.close(fd)
+        with held(opened()) as fd:
+            yield from read_exactly(fd, entry.size_bytes, self.name)
 
 
 def _known(entry: TreeEntry | None) -> TreeEntry | None:
