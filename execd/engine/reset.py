@@ -73,8 +73,7 @@ class Resets:
     def __init__(self, parts: Parts, shells: Shells) -> None:
         state, place = parts.store.journal.state, kernel_traces.place()
         around = parts.surroundings
-        started = parts.warden.started
-        has_namespace = started is not None and started.shape != "none"
+        has_namespace = parts.warden.has_namespace
         process_place, former = kernel_traces.process_place(), state.traces
         here = (place, process_place)  # a later container may get the numbers of the namespaces
         if former is not None and (former.place, former.process_place) == here:

@@ -97,15 +97,10 @@ class ResetSteps:
         if self.entrypoint is not None:
             await self.entrypoint.start_again()
 
-    @property
-    def _is_in_namespace(self) -> bool:
-        started = self._parts.warden.started
-        return started is not None and started.shape != "none"
-
     def scope(self, run: ResetRun) -> ResetScope:
         facts = run.checkpoint
         return ResetScope(
-            processes="namespace" if self._is_in_namespace else "sweep",
+            processes="namespace" if self._parts.warden.has_namespace else "sweep",
             checkpoint=run.begun.checkpoint,
             checkpoint_created_at=None if facts is None else rfc3339(facts.created_at),
             roots=[] if facts is None else [without_surrogates(r.path) for r in facts.roots],
@@ -136,7 +131,7 @@ class ResetSteps:
             await hook()
 
     async def _halt(self, run: ResetRun) -> None:
-        is_in_namespace = self._is_in_namespace
+        is_in_namespace = self._parts.warden.has_namespace
         run.living.update(await self._parts.warden.halt())
         former = run.begun.warden if run.is_late else NOBODY
         run.living.update(
@@ -215,7 +210,7 @@ class ResetSteps:
                 user_uid=os.geteuid() if uid is None else uid,
                 living=run.living,
                 warden=self._parts.warden.pid,
-                is_in_namespace=self._is_in_namespace,
+                is_in_namespace=self._parts.warden.has_namespace,
                 has_own_shm=started is not None and started.has_own_shm,
             )
             # A root in /dev/shm is compared file by file.

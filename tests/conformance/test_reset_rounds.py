@@ -38,14 +38,14 @@ RESTORES_NO_FILE = (
     VERIFIES_NOTHING
     + """
 from execd.files.checkpoints import restore
-restore._Restore._replace = lambda *_: None
+restore.RootRestore._replace = lambda *_: None
 """
 )
 REMOVES_NOTHING = (
     VERIFIES_NOTHING
     + """
 from execd.files.checkpoints import restore, scan
-restore._Restore._remove = lambda *_: None
+restore.RootRestore._remove = lambda *_: None
 scan._Scan._clear = lambda *_: False
 """
 )

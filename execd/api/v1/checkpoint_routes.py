@@ -329,15 +329,12 @@ def decode_cursor(cursor: str) -> bytes:
 
 
 def _change_item(change: TreeChange) -> ChangeItem:
-    path = change.full_path
-    entry = change.new or change.old
-    assert entry is not None
-    old, new = change.old, change.new
+    path, old, new = change.full_path, change.old, change.new
     return ChangeItem(
         path=replace_surrogates(path),
         path_percent_encoded=percent_encoded(path),
         change=change.kind,
-        type=entry.type,
+        type=change.last.type,
         size_bytes=new.size_bytes if new is not None and new.type == "file" else None,
         was_size_bytes=old.size_bytes if old is not None and old.type == "file" else None,
     )

@@ -83,9 +83,19 @@ class TreeChange(msgspec.Struct, frozen=True):
     @property
     def path(self) -> bytes:
         """Below ``root``."""
+        return self.last.path
+
+    @property
+    def last(self) -> TreeEntry:
+        """The present entry; of what is deleted, the former one."""
         entry = self.new or self.old
         assert entry is not None, "a change has a side"
-        return entry.path
+        return entry
+
+    @property
+    def is_removal(self) -> bool:
+        """Whether the old entry is gone, or something of another type is in its place."""
+        return self.old is not None and (self.new is None or self.new.type != self.old.type)
 
     @property
     def full_path(self) -> str:

@@ -31,7 +31,7 @@ from execd.files.checkpoints.entries import (
     Trouble,
     full_path,
 )
-from execd.files.checkpoints.restore import Restored, restore
+from execd.files.checkpoints.restore import Restored, RootRestore
 from execd.files.checkpoints.root_places import RootPlace, open_again, open_places
 from execd.files.checkpoints.scan import (
     READ_FILE,
@@ -205,10 +205,11 @@ class Operations:
         """Return all changes since. Raises PayloadTooLarge, Conflict, and what ``blame``
         returns."""
         how = self._scanning(stored.facts.exclude, stop)
-        changes: list[TreeChange] = []
-        for manifest in stored.manifests:
-            changes += compare(manifest, self._scan_again(manifest, how, "auto"))
-        return changes
+        return [
+            change
+            for manifest in stored.manifests
+            for change in compare(manifest, self._scan_again(manifest, how, "auto"))
+        ]
 
     def restore(self, stored: StoredCheckpoint, how: How, stop: Callable[[], bool]) -> Restored:
         """Make the roots as they were. Raises nothing for a single file."""
@@ -237,7 +238,7 @@ class Operations:
             def open_content(digest: bytes) -> int:
                 return self._own(partial(shelf.open_content, digest))
 
-            restore(manifest, changes, top, how, open_content, new.holders, done)
+            RootRestore(manifest, top, how, open_content, new.holders, done).undo(changes)
 
     def verify(self, stored: StoredCheckpoint, how: How, stop: Callable[[], bool]) -> Verified:
         """Compare all directories with the checkpoint, and believe nothing else."""

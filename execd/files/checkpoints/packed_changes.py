@@ -64,11 +64,7 @@ def _items(
     changes: Sequence[TreeChange], prefixes: Mapping[str, bytes], sources: Sources
 ) -> Iterator[Item]:
     kept = [change for change in changes if change.root in prefixes]
-    gone = [
-        prefixes[each.root] + each.path + b"\0"
-        for each in kept
-        if each.old is not None and (each.new is None or each.new.type != each.old.type)
-    ]
+    gone = [prefixes[each.root] + each.path + b"\0" for each in kept if each.is_removal]
     yield _Deleted(b"".join(gone))
     for change in kept:
         entry = change.new

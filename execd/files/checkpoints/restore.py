@@ -54,27 +54,9 @@ class Restored(msgspec.Struct):
     """What could not be restored."""
 
 
-def restore(
-    manifest: Manifest,
-    changes: list[TreeChange],
-    top: int,
-    how: Scanning,
-    open_content: Callable[[bytes], int],
-    holders: set[bytes],
-    done: Restored,
-) -> None:
-    """Undo the changes, which are in the order of a walk. Raises nothing for a single file.
+class RootRestore:
+    """The restore of one root."""
 
-    ``top``: the root (O_PATH). ``how``: of the scan that has found the changes. ``open_content``:
-    opens the kept content with a digest; the restore closes it. ``holders``: the directories with
-    excluded paths, which are never removed. ``done``: gets the outcome.
-    """
-    run = _Restore(manifest, top, how, open_content, holders, done)
-    with run.directories:
-        run.undo(changes)
-
-
-class _Restore:
     def __init__(
         self,
         manifest: Manifest,
@@ -84,7 +66,11 @@ class _Restore:
         holders: set[bytes],
         done: Restored,
     ) -> None:
-        self.directories = Directories(top)
+        """``top``: the root (O_PATH). ``how``: of the scan that has found the changes.
+        ``open_content``: opens the kept content with a digest; the restore closes it. ``holders``:
+        the directories with excluded paths, which are never removed. ``done``: gets the
+        outcome."""
+        self._directories = Directories(top)
         self._done = done
         self._manifest = manifest
         self._top = top
@@ -97,7 +83,14 @@ class _Restore:
         """Directories that get their attributes at the end: also those in which names changed."""
 
     def undo(self, changes: list[TreeChange]) -> None:
-        self._remove_all([each for each in changes if each.old is None or each.kind == "type"])
+        """Undo the changes, which are in the order of a walk. Raises nothing for a single file."""
+        with self._directories:
+            self._remove_created(changes)
+            self._make_again(changes)
+            for path in sorted(self._touched & self._old.keys(), key=in_walk_order, reverse=True):
+                self._try(path, self._finish_directory, self._old[path])
+
+    def _make_again(self, changes: list[TreeChange]) -> None:
         made: dict[bytes, None] = {}
         for change in changes:
             old, new = change.old, change.new
@@ -114,13 +107,13 @@ class _Restore:
                 made.update(dict.fromkeys(self._with_links(old.path)))
         for path in made:
             self._done.restored += self._try(path, self._replace, self._old[path])
-        for path in sorted(self._touched & self._old.keys(), key=in_walk_order, reverse=True):
-            self._try(path, self._finish_directory, self._old[path])
 
-    def _remove_all(self, changes: list[TreeChange]) -> None:
+    def _remove_created(self, changes: list[TreeChange]) -> None:
+        """Remove what was created, and what has become a file of another type."""
         gone: bytes | None = None
         for change in changes:
-            assert change.new is not None, "created, or of another type"
+            if change.new is None or (change.old is not None and change.kind != "type"):
+                continue
             done = gone is not None and change.path.startswith(gone)
             if not done:
                 done = self._try(change.path, self._remove, change.new)
@@ -153,13 +146,13 @@ class _Restore:
     # Steps. Each raises OSError, TreeChanged.
 
     def _remove(self, entry: TreeEntry) -> None:
-        parent, name = self.directories.open_parent(entry.path)
+        parent, name = self._directories.open_parent(entry.path)
         self._touch(entry.path)
         try:
             if entry.type == "directory":
                 self._check_excluded(entry)
                 remove_below(parent, name, self._how.forbidden)
-                self.directories.close()
+                self._directories.close()
             else:
                 os.unlink(name, dir_fd=parent)
         except FileNotFoundError:
@@ -175,7 +168,7 @@ class _Restore:
             )
 
     def _make_directory(self, entry: TreeEntry) -> None:
-        parent, name = self.directories.open_parent(entry.path)
+        parent, name = self._directories.open_parent(entry.path)
         os.mkdir(name, 0o700, dir_fd=parent)
         self._touch(entry.path)
 
@@ -183,9 +176,9 @@ class _Restore:
         """Put a new file in the place of what is there."""
         temporary = TEMPORARY_PREFIX + secrets.token_hex(8).encode()
         first = self._groups.get(entry.path, entry.path)
-        first_parent, first_name = self.directories.open_parent(first)
+        first_parent, first_name = self._directories.open_parent(first)
         with held(os.dup(first_parent)) as first_parent:
-            parent, name = self.directories.open_parent(entry.path)
+            parent, name = self._directories.open_parent(entry.path)
             self._touch(entry.path)
             try:
                 if first == entry.path:
@@ -220,12 +213,12 @@ class _Restore:
 
     def _fix(self, new: TreeEntry) -> None:
         """Give the scanned file its former attributes."""
-        parent, name = self.directories.open_parent(new.path)
+        parent, name = self._directories.open_parent(new.path)
         self._set_attributes(parent, name, self._old[new.path], new)
 
     def _finish_directory(self, entry: TreeEntry) -> None:
         if entry.path:
-            self._set_attributes(*self.directories.open_parent(entry.path), entry)
+            self._set_attributes(*self._directories.open_parent(entry.path), entry)
         else:
             _set_attributes(self._top, os.fstat(self._top), entry)
 

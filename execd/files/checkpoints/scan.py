@@ -221,13 +221,10 @@ class _Scan:
         """Whether user code has no way into a directory, and cannot make one for a while."""
         try:
             directory = self._directories.open(path)
-            if os.fstat(directory).st_uid == os.geteuid():
-                return False
-            os.stat(b".", dir_fd=directory)
-        except PermissionError:
-            return True
-        except OSError:
-            return False
+            if os.fstat(directory).st_uid != os.geteuid():
+                os.stat(b".", dir_fd=directory)
+        except OSError as error:
+            return isinstance(error, PermissionError)
         return False
 
     def _read_directory(self, path: bytes, from_device: int) -> None:
