@@ -14,7 +14,6 @@ import contextlib
 import logging
 import os
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
@@ -23,7 +22,6 @@ from execd.engine.sessions.session_table import check_id
 from execd.engine.store.state_dir import StateDirError
 from execd.errors import Conflict, InvalidArgument, NotFound, Unavailable
 from execd.files.checkpoints.crew import Crew
-from execd.files.checkpoints.entries import Checkpoint as Checkpoint
 from execd.files.checkpoints.operations import Operations
 from execd.files.checkpoints.root_places import is_in
 from execd.files.checkpoints.shelf import Damaged, Shelf
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from execd.engine.store.state_dir import StateDir
+    from execd.files.checkpoints.entries import Checkpoint as Checkpoint
 
     # ``as``: for the api, which must not import from the layer ``files``.
     from execd.files.checkpoints.entries import CheckpointRoot as CheckpointRoot
@@ -139,23 +138,24 @@ class Checkpoints:
         Raises InvalidArgument and NotFound, which name the field; Conflict (the id is taken, a file
         cannot be read); PayloadTooLarge (too many files); NoSpace, with ``needed_bytes``.
         """
-        facts = Checkpoint(check_id(checkpoint_id), time.time(), [], [], list(exclude), 0.0)
+        new_id = check_id(checkpoint_id)
         if not roots and not watched:
             raise InvalidArgument("roots: at least one directory", field="roots")
 
         def work(stop: Callable[[], bool]) -> Checkpoint:
-            self._check_readable(facts.id)
-            if facts.id in self._table:
+            self._check_readable(new_id)
+            if new_id in self._table:
                 raise Conflict(
-                    f"there is a checkpoint {facts.id!r} already; use another id, or delete "
+                    f"there is a checkpoint {new_id!r} already; use another id, or delete "
                     f"that checkpoint ({START!r} is never deleted)"
                 )
             try:
-                made = self._operations.create(facts, roots, watched, self._reserve, stop)
-                self._table[facts.id] = made
+                self._table[new_id] = self._operations.create(
+                    new_id, roots, watched, exclude, self._reserve, stop
+                )
             finally:
                 self._own(self._sweep)
-            return made
+            return self._table[new_id]
 
         return await self._run(work)
 

@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from execd.errors import Conflict, ExecdError, InvalidArgument, NoSpace
 from execd.files.checkpoints.compare import compare
@@ -95,31 +96,29 @@ class Operations:
 
     def create(
         self,
-        facts: Checkpoint,
+        checkpoint_id: str,
         roots: Sequence[str],
         watched: Sequence[str],
+        exclude: Sequence[str],
         reserve: Callable[[int], int],
         stop: Callable[[], bool],
     ) -> Checkpoint:
-        """Make a checkpoint, and return its facts: those of the request, made complete.
-        ``reserve`` takes the needed bytes, and returns those that it has not got; then nothing was
-        taken.
+        """Make a checkpoint. ``reserve`` takes the needed bytes, and returns those that it has not
+        got; then nothing was taken.
 
         Raises InvalidArgument and NotFound, which name the field; Conflict (a file cannot be read,
         or changes meanwhile); PayloadTooLarge (too many files); NoSpace.
         """
-        began_at = time.monotonic()
-        how = self._scanning(facts.exclude, stop, skipped_prefix=TEMPORARY_PREFIX)
+        created_at, began_at = time.time(), time.monotonic()
+        how = self._scanning(exclude, stop, skipped_prefix=TEMPORARY_PREFIX)
         with contextlib.ExitStack() as stack:
             places = open_places(self._root, roots, watched, stack)
             manifests = [self._scan_new(place, how) for place in places]
-            facts = msgspec.structs.replace(
-                facts,
-                roots=[_root_facts(each) for each in manifests if each.has_content],
-                watched=[_root_facts(each) for each in manifests if not each.has_content],
-            )
-            self._keep_all(places, manifests, facts, reserve, stop)
-            facts = msgspec.structs.replace(facts, duration_seconds=time.monotonic() - began_at)
+            kept = [_root_facts(each) for each in manifests if each.has_content]
+            compared = [_root_facts(each) for each in manifests if not each.has_content]
+            facts = Checkpoint(checkpoint_id, created_at, kept, compared, list(exclude), 0.0)
+            self._keep_all(places, StoredCheckpoint(facts, manifests), reserve, stop)
+            facts = replace(facts, duration_seconds=time.monotonic() - began_at)
             self._save(StoredCheckpoint(facts, manifests))
         return facts
 
@@ -133,15 +132,9 @@ class Operations:
 
     def _scan_new(self, place: RootPlace, how: Scanning) -> Manifest:
         """Scan what is believed later on. Raises Conflict, PayloadTooLarge."""
-        began_ns, is_told = self._begin(place.directory)
+        began = self._begin(place.directory)
         manifest = scan(place.directory, place.path, how, has_content=place.has_content)
-        return msgspec.structs.replace(
-            manifest,
-            entries=_without_troubles(manifest),
-            holders=set(),
-            began_ns=began_ns,
-            is_told_by_ctime=is_told,
-        )
+        return Manifest(place.path, place.has_content, _without_troubles(manifest), *began)
 
     def _begin(self, directory: int) -> tuple[int, bool]:
         """Return ``began_ns`` and ``is_told_by_ctime`` of a manifest."""
@@ -154,19 +147,18 @@ class Operations:
     def _keep_all(
         self,
         places: Sequence[RootPlace],
-        manifests: Sequence[Manifest],
-        facts: Checkpoint,
+        stored: StoredCheckpoint,
         reserve: Callable[[int], int],
         stop: Callable[[], bool],
     ) -> None:
         """Keep the contents that are not kept yet. Raises NoSpace, Conflict."""
-        wanted: dict[int, list[TreeEntry]] = {}
+        wanted: list[tuple[RootPlace, list[TreeEntry]]] = []
         seen: set[bytes] = set()
-        n_bytes = needed_bytes(len(encode(StoredCheckpoint(facts, list(manifests)))))
-        for number, (place, manifest) in enumerate(zip(places, manifests, strict=True)):
+        n_bytes = needed_bytes(len(encode(stored)))
+        for place, manifest in zip(places, stored.manifests, strict=True):
             if manifest.has_content:
                 missing = self._own(partial(_missing, self._shelf, manifest, seen))
-                wanted[number] = missing
+                wanted.append((place, missing))
                 n_bytes += _needed_bytes_of(place, missing)
         lacking_bytes = reserve(n_bytes)
         if lacking_bytes:
@@ -177,19 +169,14 @@ class Operations:
                 needed_bytes=n_bytes,
                 available_bytes=n_bytes - lacking_bytes,
             )
-        for number, entries in wanted.items():
-            place = places[number]
+        for place, entries in wanted:
             try:
-                are_kept = self._crew.share(place.directory, entries, self._keep, stop)
+                self._crew.share(place.directory, entries, partial(self._keep, place.path), stop)
             except OSError as error:
                 raise blame(error, f"checkpoint of {place.path!r}") from error
-            for entry, is_kept in zip(entries, are_kept, strict=True):
-                if not is_kept:
-                    raise _changed_meanwhile(place.path, entry)
 
-    def _keep(self, place: Place, entry: TreeEntry) -> bool:
-        """Keep the content of a scanned file. Return whether the file still has that content.
-        Raises OSError, Conflict."""
+    def _keep(self, root: str, place: Place, entry: TreeEntry) -> None:
+        """Keep the content of a scanned file. Raises OSError, Conflict (changed meanwhile)."""
         shelf = self._own(self._shelf)
         parent, name = place.directories.open_parent(entry.path)
         with held(os.open(name, READ_FILE, dir_fd=parent)) as source:
@@ -197,9 +184,8 @@ class Operations:
             with held(target):
                 copy_content(source, target, place.stop)
                 if digest_of(place, target) != entry.digest:
-                    return False
+                    raise _changed_meanwhile(root, entry)
                 self._own(partial(shelf.finish_content, draft, entry.digest))
-                return True
 
     def changes(self, stored: StoredCheckpoint, stop: Callable[[], bool]) -> list[TreeChange]:
         """Return all changes since. Raises PayloadTooLarge, Conflict, and what ``blame``
@@ -268,14 +254,12 @@ class Operations:
         try:
             for old in stored.manifests:
                 with held(open_again(old.root)) as top:
-                    began_ns, is_told = self._begin(top)
+                    began = self._begin(top)
                 new = self._scan_again(old, how, "auto")
                 if compare(old, new, setter=os.geteuid()):
                     return
-                facts = {"began_ns": began_ns, "is_told_by_ctime": is_told}
-                manifests.append(
-                    msgspec.structs.replace(old, entries=_without_troubles(new), **facts)
-                )
+                entries = _without_troubles(new)
+                manifests.append(Manifest(old.root, old.has_content, entries, *began))
             self._save(StoredCheckpoint(stored.facts, manifests))
         except (ExecdError, OSError):
             return  # the old manifest is as true as before
@@ -397,7 +381,7 @@ def _without_troubles(manifest: Manifest) -> list[TreeEntry]:
         if not entry.trouble:
             entries.append(entry)
         elif not manifest.has_content and (entry.type == "file" or entry.is_closed):
-            entries.append(msgspec.structs.replace(entry, trouble=""))
+            entries.append(replace(entry, trouble=""))
         else:
             troubles.append(entry)
     if troubles:

@@ -220,7 +220,7 @@ class RootRestore:
         if entry.path:
             self._set_attributes(*self._directories.open_parent(entry.path), entry)
         else:
-            _set_attributes(self._top, os.fstat(self._top), entry)
+            _set_attributes(b"/proc/self/fd/%d" % self._top, os.fstat(self._top), entry)
 
     def _touch(self, path: bytes) -> None:
         self._touched.add(path.rpartition(b"/")[0])
@@ -238,9 +238,9 @@ class RootRestore:
             ):
                 raise TreeChanged
             if entry.type == "link":
-                _set_link_attributes(parent, name, entry)
+                _set_attributes(b"/proc/self/fd/%d/" % parent + name, info, entry)
             else:
-                _set_attributes(fd, info, entry)
+                _set_attributes(b"/proc/self/fd/%d" % fd, info, entry)
 
 
 def _is_fixable(old: TreeEntry, new: TreeEntry) -> bool:
@@ -255,28 +255,23 @@ def _is_fixable(old: TreeEntry, new: TreeEntry) -> bool:
     )
 
 
-def _set_link_attributes(parent: int, name: bytes, entry: TreeEntry) -> None:
-    info = os.stat(name, dir_fd=parent, follow_symlinks=False)
-    if (info.st_uid, info.st_gid) != (entry.uid, entry.gid):
-        os.chown(name, entry.uid, entry.gid, dir_fd=parent, follow_symlinks=False)
-    times = (info.st_atime_ns, entry.modified_ns)
-    os.utime(name, ns=times, dir_fd=parent, follow_symlinks=False)
-
-
-def _set_attributes(fd: int, info: os.stat_result, entry: TreeEntry) -> None:
-    """Set owner, mode, attributes and time of the file ``fd`` (O_PATH), which is no link."""
-    path = f"/proc/self/fd/{fd}"
+def _set_attributes(path: bytes, info: os.stat_result, entry: TreeEntry) -> None:
+    """Set owner, mode, attributes and time of a file. ``path``: by its descriptor; of a link, by
+    the descriptor of its directory."""
+    is_file = entry.type != "link"
     if has_other_owner := (info.st_uid, info.st_gid) != (entry.uid, entry.gid):
-        os.chown(path, entry.uid, entry.gid)
-    # After chown(2), which clears setuid. A directory of another user has its mode, and no time
-    # that this user can set (``compare``).
-    if has_other_owner or stat.S_IMODE(info.st_mode) != entry.mode:
-        os.chmod(path, entry.mode)
-    present = read_attributes(path)
-    for name in present.keys() - entry.attributes.keys():
-        os.removexattr(path, name)
-    for name, value in entry.attributes.items():
-        if name != FLAGS and present.get(name) != value:
-            os.setxattr(path, name, value)
+        os.chown(path, entry.uid, entry.gid, follow_symlinks=is_file)
+    if is_file:
+        # After chown(2), which clears setuid. A directory of another user has its mode, and no time
+        # that this user can set (``compare``).
+        if has_other_owner or stat.S_IMODE(info.st_mode) != entry.mode:
+            os.chmod(path, entry.mode)
+        present = read_attributes(path)
+        for name in present.keys() - entry.attributes.keys():
+            os.removexattr(path, name)
+        for name, value in entry.attributes.items():
+            if name != FLAGS and present.get(name) != value:
+                os.setxattr(path, name, value)
     if entry.type != "directory" or os.geteuid() in (0, entry.uid):
-        os.utime(path, ns=(info.st_atime_ns, entry.modified_ns))
+        times = (info.st_atime_ns, entry.modified_ns)
+        os.utime(path, ns=times, follow_symlinks=is_file)
