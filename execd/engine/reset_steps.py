@@ -6,7 +6,6 @@ A step notes in ``ResetRun.differences`` what did not become as before, as far a
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from execd.engine.reset_outcome import (
@@ -73,22 +72,18 @@ class ResetSteps:
         self._parts = parts
         self._shells = shells
         self._surroundings = surroundings
+        self._acts = {
+            ResetStep.END: self._end,
+            ResetStep.HALT: self._halt,
+            ResetStep.RESTORE: self._restore,
+            ResetStep.FORGET: self._forget,
+            ResetStep.START: self._start,
+            ResetStep.VERIFY: self._verify,
+        }
 
     async def take(self, step: ResetStep, run: ResetRun) -> None:
         """Any exception means that the step failed."""
-        match step:
-            case ResetStep.END:
-                await self._end(run)
-            case ResetStep.HALT:
-                await self._halt(run)
-            case ResetStep.RESTORE:
-                await self._restore(run)
-            case ResetStep.FORGET:
-                await self._forget(run)
-            case ResetStep.START:
-                await self._start(run)
-            case ResetStep.VERIFY:
-                await self._verify(run)
+        await self._acts[step](run)
 
     async def go_on(self) -> None:
         """Begin what user code has from the start: after the verification, because both may write.
@@ -180,10 +175,6 @@ class ResetSteps:
     async def _verify(self, run: ResetRun) -> None:
         for trace in await asyncio.to_thread(self._compare, run):
             run.differences.append(trace)
-        for key in await asyncio.to_thread(
-            lambda: list(self._surroundings.compare_keys(self._parts.identity))
-        ):
-            run.differences.append(key)
         if self.entrypoint is not None and (
             why := await self._parts.files.run(self.entrypoint.obstacle)
         ):
@@ -202,17 +193,11 @@ class ResetSteps:
 
     def _compare(self, run: ResetRun) -> list[ResetDifference]:
         """Blocking."""
-        uid, started = self._parts.identity.uid, self._parts.warden.started
-        roots = self.scope(run).roots
+        identity, roots = self._parts.identity, self.scope(run).roots
+        found = self._surroundings.compare(identity, run.living, self._parts.warden)
         return [
             difference
-            for difference in self._surroundings.compare(
-                user_uid=os.geteuid() if uid is None else uid,
-                living=run.living,
-                warden=self._parts.warden.pid,
-                is_in_namespace=self._parts.warden.has_namespace,
-                has_own_shm=started is not None and started.has_own_shm,
-            )
+            for difference in (*found, *self._surroundings.compare_keys(identity))
             # A root in /dev/shm is compared file by file.
             if difference.kind != "shm" or not {"/dev/shm", difference.path} & set(roots)
         ]

@@ -62,12 +62,9 @@ class Manifest(msgspec.Struct, frozen=True):
     created since a checkpoint are no difference, and stay."""
 
     @property
-    def n_files(self) -> int:
-        return sum(entry.type == "file" for entry in self.entries)
-
-    @property
-    def n_bytes(self) -> int:
-        return sum(entry.size_bytes for entry in self.entries if entry.type == "file")
+    def facts(self) -> CheckpointRoot:
+        sizes = [entry.size_bytes for entry in self.entries if entry.type == "file"]
+        return CheckpointRoot(self.root, len(sizes), sum(sizes))
 
 
 class TreeChange(msgspec.Struct, frozen=True):

@@ -24,7 +24,6 @@ from execd.files.checkpoints.compare import compare
 from execd.files.checkpoints.directories import Directories
 from execd.files.checkpoints.entries import (
     Checkpoint,
-    CheckpointRoot,
     Manifest,
     StoredCheckpoint,
     TreeChange,
@@ -114,8 +113,8 @@ class Operations:
         with contextlib.ExitStack() as stack:
             places = open_places(self._root, roots, watched, stack)
             manifests = [self._scan_new(place, how) for place in places]
-            kept = [_root_facts(each) for each in manifests if each.has_content]
-            compared = [_root_facts(each) for each in manifests if not each.has_content]
+            kept = [each.facts for each in manifests if each.has_content]
+            compared = [each.facts for each in manifests if not each.has_content]
             facts = Checkpoint(checkpoint_id, created_at, kept, compared, list(exclude), 0.0)
             self._keep_all(places, StoredCheckpoint(facts, manifests), reserve, stop)
             facts = replace(facts, duration_seconds=time.monotonic() - began_at)
@@ -293,10 +292,6 @@ class Operations:
     ) -> Scanning:
         forbidden = self._own(self._root.forbidden)
         return Scanning(forbidden, self._crew, stop, excluding(exclude), skipped_prefix, cleared)
-
-
-def _root_facts(manifest: Manifest) -> CheckpointRoot:
-    return CheckpointRoot(manifest.root, manifest.n_files, manifest.n_bytes)
 
 
 def _former(manifest: Manifest, how: How) -> Manifest | None:
