@@ -69,12 +69,10 @@ class Checkpoints:
         """Of the operations that end early, under way or waiting for their turn."""
         self.threads = FileThreads(identity, "checkpoints", N_HELPERS + 1, n_long=1)
         """For operations, one at a time, and beside them for reads of exports."""
-        self._own_thread = (
-            None
-            if identity == KEEP_IDENTITY
-            else ThreadPoolExecutor(1, thread_name_prefix="checkpoint-shelf")
-        )
-        self._start_threads()
+        self._own_thread: ThreadPoolExecutor | None = None
+        if identity != KEEP_IDENTITY:
+            self._own_thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-shelf")
+            self._start_threads(self._own_thread)
         self._opened_shelf: Shelf | None = None
         self._used_bytes = 0
         """Taken of the state dir's budget."""
@@ -83,16 +81,15 @@ class Checkpoints:
 
     # Life.
 
-    def _start_threads(self) -> None:
-        """Start all threads now, where threads change their user: a thread has the user of the
+    def _start_threads(self, own_thread: ThreadPoolExecutor) -> None:
+        """Start all threads now, since threads change their user: a thread has the user of the
         thread that starts it. That user may not be able to read the modules of Python."""
         import hashlib  # noqa: F401
 
-        if self._own_thread is not None:
-            self._own_thread.submit(int)
-            together = threading.Barrier(N_HELPERS + 1)
-            for _ in range(N_HELPERS + 1):
-                self.threads.executor.submit(together.wait, START_SECONDS)
+        own_thread.submit(int)
+        together = threading.Barrier(N_HELPERS + 1)
+        for _ in range(N_HELPERS + 1):
+            self.threads.executor.submit(together.wait, START_SECONDS)
 
     async def load(self) -> None:
         """Read the checkpoints of a former daemon, and remove what such a daemon has left behind

@@ -286,7 +286,7 @@ class Resets:
             verified_by=run.verified_by,
             ended=EndedCounts(**begun.ended),
             files=run.files,
-            differences=run.differences.freeze(),
+            differences=run.differences,
             scope=self.steps.scope(run),
             steps=run.durations,
         )

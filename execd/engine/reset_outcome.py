@@ -82,13 +82,25 @@ class ResetDifference(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Of a listening socket."""
 
 
-class ResetDifferences(msgspec.Struct, frozen=True, kw_only=True):
+class ResetDifferences(msgspec.Struct, kw_only=True):
     """Everything that is not as before."""
 
     items: list[ResetDifference]
     """At most 1,000."""
     total: int
     """The number of all differences."""
+
+    def add(
+        self, kind: DifferenceKind, message: str, *, path: str | None = None, pid: int | None = None
+    ) -> None:
+        self.append(ResetDifference(kind=kind, message=message, path=path, pid=pid))
+
+    def append(self, difference: ResetDifference) -> None:
+        self.total += 1
+        if len(self.items) < MAX_DIFFERENCES:
+            path = None if difference.path is None else without_surrogates(difference.path)
+            message = without_surrogates(difference.message)
+            self.items.append(msgspec.structs.replace(difference, path=path, message=message))
 
 
 class EndedCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,29 +172,6 @@ class ResetReply(msgspec.Struct, frozen=True, kw_only=True):
     """What `clean` speaks of."""
     steps: list[StepDuration]
     """The steps of the reset, in their order."""
-
-
-class DifferenceList:
-    """Collects differences."""
-
-    def __init__(self) -> None:
-        self.items: list[ResetDifference] = []
-        self.total = 0
-
-    def add(
-        self, kind: DifferenceKind, message: str, *, path: str | None = None, pid: int | None = None
-    ) -> None:
-        self.append(ResetDifference(kind=kind, message=message, path=path, pid=pid))
-
-    def append(self, difference: ResetDifference) -> None:
-        self.total += 1
-        if len(self.items) < MAX_DIFFERENCES:
-            path = None if difference.path is None else without_surrogates(difference.path)
-            message = without_surrogates(difference.message)
-            self.items.append(msgspec.structs.replace(difference, path=path, message=message))
-
-    def freeze(self) -> ResetDifferences:
-        return ResetDifferences(items=self.items, total=self.total)
 
 
 def without_surrogates(text: str) -> str:

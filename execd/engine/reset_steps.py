@@ -9,8 +9,8 @@ import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
 from execd.engine.reset_outcome import (
-    DifferenceList,
     ResetDifference,
+    ResetDifferences,
     ResetFiles,
     ResetScope,
     ResetStep,
@@ -53,7 +53,7 @@ class ResetRun:
         self.checkpoint = checkpoint
         self.is_late = is_late
         self.is_journaled = is_late
-        self.differences = DifferenceList()
+        self.differences = ResetDifferences(items=[], total=0)
         self.troubles: Sequence[Trouble] = ()
         self.files = ResetFiles(restored=0, removed=0, unchanged=0)
         self.verified_by = ""

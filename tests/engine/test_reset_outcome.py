@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from execd.engine.reset_outcome import MAX_DIFFERENCES, DifferenceList, ResetStep
+from execd.engine.reset_outcome import MAX_DIFFERENCES, ResetDifferences, ResetStep
 
 
 def test_every_step_has_its_turn_and_verification_comes_last() -> None:
@@ -10,8 +10,7 @@ def test_every_step_has_its_turn_and_verification_comes_last() -> None:
 
 
 def test_differences_above_the_most_are_counted_and_not_named() -> None:
-    differences = DifferenceList()
+    differences = ResetDifferences(items=[], total=0)
     for number in range(MAX_DIFFERENCES + 5):
         differences.add("process", "lives", pid=number)
-    frozen = differences.freeze()
-    assert (len(frozen.items), frozen.total) == (MAX_DIFFERENCES, MAX_DIFFERENCES + 5)
+    assert (len(differences.items), differences.total) == (MAX_DIFFERENCES, MAX_DIFFERENCES + 5)
