@@ -199,11 +199,12 @@ def without_foreign(
     may hold: a process that hides its descriptors. ``living``: the processes of user code that
     live. Blocking."""
     of_user = {one for one in sockets if one.uid == user_uid}
+    if not of_user:
+        return []
     wanted = {one.inode for one in of_user}
     foreign: set[int] = set()
-    ours, hides = set[int](), False
-    if of_user:  # no process of the daemon makes a listening socket for others
-        ours = {process.pid for process in self_process.descendants(1.0)}
+    # No process of the daemon makes a listening socket for others.
+    ours, hides = {process.pid for process in self_process.descendants(1.0)}, False
     for pid in (os.getpid(), *process_tree.pids()):
         if wanted <= foreign:
             break
@@ -215,9 +216,8 @@ def without_foreign(
     if hides:
         held = set().union(*(_inodes_of(pid) or set() for pid in living))
         foreign.update(wanted - held)
-    found = {one for one in of_user if one.inode not in foreign}
     # The holder of a socket may have ended between the two looks, and the socket with it.
-    return sorted(found & set(_sockets()) if found else found)
+    return sorted({one for one in of_user if one.inode not in foreign} & set(_sockets()))
 
 
 def _inodes_of(pid: int) -> set[int] | None:
