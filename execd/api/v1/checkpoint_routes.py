@@ -295,14 +295,11 @@ def _root_reply(root: CheckpointRoot) -> CheckpointRootReply:
 
 def _page(changes: list[TreeChange], after: bytes | None, limit: int) -> ChangesReply:
     """``after``: the full path of the last change of the page before."""
-    keys = [_key(change) for change in changes]
-    order = sorted(range(len(changes)), key=keys.__getitem__)
-    if after is not None:
-        order = [index for index in order if keys[index] > after]
-    page = order[:limit]
+    left = [each for each in sorted(changes, key=_key) if after is None or _key(each) > after]
+    page = left[:limit]
     return ChangesReply(
-        items=[_change_item(changes[index]) for index in page],
-        next_cursor=encode_cursor(keys[page[-1]]) if len(order) > limit else None,
+        items=[_change_item(change) for change in page],
+        next_cursor=encode_cursor(_key(page[-1])) if len(left) > limit else None,
     )
 
 

@@ -109,7 +109,7 @@ class Operations:
         or changes meanwhile); PayloadTooLarge (too many files); NoSpace.
         """
         created_at, began_at = time.time(), time.monotonic()
-        how = self._scanning(exclude, stop, skipped_prefix=TEMPORARY_PREFIX)
+        how = self._scanning(exclude, stop)._replace(skipped_prefix=TEMPORARY_PREFIX)
         with contextlib.ExitStack() as stack:
             places = open_places(self._root, roots, watched, stack)
             manifests = [self._scan_new(place, how) for place in places]
@@ -198,14 +198,13 @@ class Operations:
 
     def restore(self, stored: StoredCheckpoint, how: How, stop: Callable[[], bool]) -> Restored:
         """Make the roots as they were. Raises nothing for a single file."""
-        done = Restored()
-        n_entries = 0
+        done, n_entries = Restored(), 0
+        scanning = self._scanning(stored.facts.exclude, stop)
         for manifest in stored.manifests:
             if manifest.has_content:
                 cleared = Cleared()
-                scanning = self._scanning(stored.facts.exclude, stop, cleared=cleared)
                 try:
-                    self._restore_root(manifest, scanning, how, done)
+                    self._restore_root(manifest, scanning._replace(cleared=cleared), how, done)
                     n_entries += len(manifest.entries)
                 except ExecdError as error:
                     done.troubles.append(Trouble(manifest.root, error.message))
@@ -282,16 +281,9 @@ class Operations:
         with held(open_again(manifest.root)) as top:
             return scan(top, manifest.root, how, former, has_content=is_kept, wanted=wanted)
 
-    def _scanning(
-        self,
-        exclude: Sequence[str],
-        stop: Callable[[], bool],
-        *,
-        skipped_prefix: bytes | None = None,
-        cleared: Cleared | None = None,
-    ) -> Scanning:
+    def _scanning(self, exclude: Sequence[str], stop: Callable[[], bool]) -> Scanning:
         forbidden = self._own(self._root.forbidden)
-        return Scanning(forbidden, self._crew, stop, excluding(exclude), skipped_prefix, cleared)
+        return Scanning(forbidden, self._crew, stop, excluding(exclude))
 
 
 def _former(manifest: Manifest, how: How) -> Manifest | None:

@@ -28,7 +28,7 @@ import stat
 import struct
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
@@ -78,8 +78,7 @@ class Cleared:
     n_removed: int = 0
 
 
-@dataclass(frozen=True)
-class Scanning:
+class Scanning(NamedTuple):
     """How a tree is scanned."""
 
     forbidden: Forbidden
