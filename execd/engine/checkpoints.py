@@ -10,39 +10,35 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
 import threading
-import time
-from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
+from execd.engine.files.threads import FileThreads
 from execd.engine.sessions.session_table import check_id
 from execd.engine.store.state_dir import StateDirError
 from execd.errors import Conflict, InvalidArgument, NotFound, Unavailable
 from execd.files.checkpoints.crew import Crew
-
-# Exported to the api, which must not import from the layer ``files``.
-from execd.files.checkpoints.entries import Checkpoint as Checkpoint
-from execd.files.checkpoints.entries import CheckpointRoot as CheckpointRoot
-from execd.files.checkpoints.operations import How as How
 from execd.files.checkpoints.operations import Operations
-from execd.files.checkpoints.operations import Restored as Restored
-from execd.files.checkpoints.operations import Verified as Verified
 from execd.files.checkpoints.root_places import is_in
 from execd.files.checkpoints.shelf import Damaged, Shelf
-from execd.proc.spawn import KEEP_IDENTITY, act_as
+from execd.proc.spawn import KEEP_IDENTITY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from execd.engine.store.state_dir import StateDir
-    from execd.files.checkpoints.entries import StoredCheckpoint
+    from execd.files.checkpoints.entries import Checkpoint as Checkpoint
+
+    # ``as``: for the api, which must not import from the layer ``files``.
+    from execd.files.checkpoints.entries import CheckpointRoot as CheckpointRoot
+    from execd.files.checkpoints.entries import StoredCheckpoint, TreeEntry
     from execd.files.checkpoints.entries import TreeChange as TreeChange
-    from execd.files.checkpoints.entries import TreeEntry as TreeEntry
+    from execd.files.checkpoints.operations import How, Verified
+    from execd.files.checkpoints.restore import Restored
     from execd.files.root import Root
     from execd.proc.spawn import Identity
 
@@ -69,37 +65,31 @@ class Checkpoints:
         self._unreadable: dict[str, str] = {}
         """Checkpoints of a former daemon, with the reasons. They stay until they are deleted: a new
         ``START`` in the place of an unreadable one would hold what user code has left."""
-        self._lock = asyncio.Lock()
         self._stops: set[threading.Event] = set()
-        """Of the operations that end early, under way or waiting for the lock."""
-        begin = None if identity == KEEP_IDENTITY else partial(act_as, identity)
-        self._threads = ThreadPoolExecutor(
-            N_HELPERS + 1, thread_name_prefix="checkpoints", initializer=begin
-        )
-        self._own_thread = (
-            None
-            if identity == KEEP_IDENTITY
-            else ThreadPoolExecutor(1, thread_name_prefix="checkpoint-shelf")
-        )
-        self._start_threads()
+        """Of the operations that end early, under way or waiting for their turn."""
+        self.threads = FileThreads(identity, "checkpoints", N_HELPERS + 1, n_long=1)
+        """For operations, one at a time, and beside them for reads of exports."""
+        self._own_thread: ThreadPoolExecutor | None = None
+        if identity != KEEP_IDENTITY:
+            self._own_thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-shelf")
+            self._start_threads(self._own_thread)
         self._opened_shelf: Shelf | None = None
         self._used_bytes = 0
         """Taken of the state dir's budget."""
-        crew = Crew(self._threads, N_HELPERS)
+        crew = Crew(self.threads.executor, N_HELPERS)
         self._operations = Operations(root, self._own, crew, self._shelf)
 
     # Life.
 
-    def _start_threads(self) -> None:
-        """Start all threads now, where threads change their user: a thread has the user of the
+    def _start_threads(self, own_thread: ThreadPoolExecutor) -> None:
+        """Start all threads now, since threads change their user: a thread has the user of the
         thread that starts it. That user may not be able to read the modules of Python."""
         import hashlib  # noqa: F401
 
-        if self._own_thread is not None:
-            self._own_thread.submit(int)
-            together = threading.Barrier(N_HELPERS + 1)
-            for _ in range(N_HELPERS + 1):
-                self._threads.submit(together.wait, START_SECONDS)
+        own_thread.submit(int)
+        together = threading.Barrier(N_HELPERS + 1)
+        for _ in range(N_HELPERS + 1):
+            self.threads.executor.submit(together.wait, START_SECONDS)
 
     async def load(self) -> None:
         """Read the checkpoints of a former daemon, and remove what such a daemon has left behind
@@ -122,7 +112,7 @@ class Checkpoints:
 
     def close(self) -> None:
         """Does not wait for the threads: a disk may hang."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.threads.close()
         if self._own_thread is not None:
             self._own_thread.shutdown(wait=False)
 
@@ -145,23 +135,24 @@ class Checkpoints:
         Raises InvalidArgument and NotFound, which name the field; Conflict (the id is taken, a file
         cannot be read); PayloadTooLarge (too many files); NoSpace, with ``needed_bytes``.
         """
-        facts = Checkpoint(check_id(checkpoint_id), time.time(), [], [], list(exclude), 0.0)
+        new_id = check_id(checkpoint_id)
         if not roots and not watched:
             raise InvalidArgument("roots: at least one directory", field="roots")
 
         def work(stop: Callable[[], bool]) -> Checkpoint:
-            self._check_readable(facts.id)
-            if facts.id in self._table:
+            self._check_readable(new_id)
+            if new_id in self._table:
                 raise Conflict(
-                    f"there is a checkpoint {facts.id!r} already; use another id, or delete "
+                    f"there is a checkpoint {new_id!r} already; use another id, or delete "
                     f"that checkpoint ({START!r} is never deleted)"
                 )
             try:
-                made = self._operations.create(facts, roots, watched, self._reserve, stop)
-                self._table[facts.id] = made
+                self._table[new_id] = self._operations.create(
+                    new_id, roots, watched, exclude, self._reserve, stop
+                )
             finally:
                 self._own(self._sweep)
-            return made
+            return self._table[new_id]
 
         return await self._run(work)
 
@@ -278,64 +269,34 @@ class Checkpoints:
 
     def open_new(self, root: str, entry: TreeEntry) -> int:
         """Open a present file, if it is the scanned one; the caller closes the descriptor.
-        Blocking, for a thread of ``run``. Raises Conflict, OSError."""
+        Blocking, for one of ``threads``. Raises Conflict, OSError."""
         return self._operations.open_new(root, entry)
-
-    async def run(self, call: Callable[[], T]) -> T:
-        """Run ``call`` on a thread that acts as the user, beside other operations."""
-        return await self._result(self._submit(call))
 
     # Steps.
 
     async def _run(self, work: Callable[[Callable[[], bool]], T], *, stops: bool = True) -> T:
-        """Run an operation alone. ``work`` gets a function to ask whether the caller is gone.
-        ``stops``: whether the operation ends early then."""
+        """Run an operation alone. ``work`` gets a function to ask whether to end early: the caller
+        is gone, or ``stop_others`` was called. ``stops``: whether the operation does so."""
         stopped = threading.Event()
         if stops:
             self._stops.add(stopped)
-        try:
-            await self._lock.acquire()
+
+        def alone(is_left: Callable[[], bool]) -> T:
             try:
-                future = self._submit(lambda: work(stopped.is_set))
-            except BaseException:
-                self._lock.release()
-                raise
-            future.add_done_callback(self._release)
-            return await self._result(future)
+                return work(lambda: stops and (stopped.is_set() or is_left()))
+            finally:
+                self._close_shelf()
+
+        try:
+            return await self.threads.run_long(alone)
         finally:
-            if stops:
-                stopped.set()
-                self._stops.discard(stopped)
+            self._stops.discard(stopped)
 
     def stop_others(self) -> None:
         """End the operations of the former episode: those that write no files of user code end
         early, with Conflict for a caller that still waits."""
         for stopped in self._stops:
             stopped.set()
-
-    def _submit(self, call: Callable[[], T]) -> asyncio.Future[T]:
-        try:
-            return asyncio.get_running_loop().run_in_executor(self._threads, call)
-        except RuntimeError:
-            raise Unavailable(
-                "no more checkpoints: execd is shutting down; repeat the request when execd is back"
-            ) from None
-
-    async def _result(self, future: asyncio.Future[T]) -> T:
-        await asyncio.wait((future,))
-        try:
-            return future.result()
-        except BrokenExecutor:
-            raise Unavailable(
-                "no checkpoints: the daemon cannot act as the user that commands run as; restart "
-                "execd, or set another --run-as"
-            ) from None
-
-    def _release(self, future: asyncio.Future[T]) -> None:
-        self._close_shelf()
-        self._lock.release()
-        if not future.cancelled():
-            future.exception()  # of a caller that is gone
 
     def _own(self, call: Callable[[], T]) -> T:
         """Run a call with the daemon's rights."""

@@ -4,39 +4,29 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from functools import partial
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal
 
-from execd.errors import Conflict, Unavailable
+from execd.engine.files.transfers import Transfer
+from execd.errors import Conflict
 from execd.files.paths import blame
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     from execd.engine.checkpoints import Checkpoints
+    from execd.engine.files.threads import FileThreads
 
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 ExportFormat = Literal["patch", "tar", "tar.gz"]
 
 
-class Export:
+class Export(Transfer):
     """The bytes of an export: an async context manager."""
 
-    def __init__(self, checkpoints: Checkpoints, pieces: Generator[bytes, None, None]) -> None:
-        self._checkpoints = checkpoints
+    def __init__(self, threads: FileThreads, pieces: Generator[bytes, None, None]) -> None:
+        super().__init__(threads, pieces.close)
         self._pieces = pieces
-        self._lock = threading.Lock()
-        """Held by the thread that makes the next bytes, also for a caller that is gone."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        try:
-            await self._checkpoints.run(self._close)
-        except Unavailable:
-            return  # the daemon ends, and its descriptors with it
 
     async def read(self) -> bytes:
         """Read the next bytes. No bytes: the end.
@@ -44,24 +34,19 @@ class Export:
         Raises Conflict if a file changes or the checkpoint is deleted meanwhile, PermissionDenied;
         the bytes read so far are then no complete export.
         """
-        return await self._checkpoints.run(self._next)
+        return await self.run(self._next)
 
     def _next(self) -> bytes:
         from execd.files.archive.pack import next_chunk  # see lean_imports
 
-        with self._lock:
-            try:
-                return next_chunk(self._pieces)
-            except OSError as error:
-                if error.errno in _GONE:
-                    raise Conflict(
-                        "a changed file, or the checkpoint, is gone; repeat the request"
-                    ) from None
-                raise blame(error, "changes") from error
-
-    def _close(self) -> None:
-        with self._lock:
-            self._pieces.close()
+        try:
+            return next_chunk(self._pieces)
+        except OSError as error:
+            if error.errno in _GONE:
+                raise Conflict(
+                    "a changed file, or the checkpoint, is gone; repeat the request"
+                ) from None
+            raise blame(error, "changes") from error
 
 
 async def export(
@@ -79,5 +64,5 @@ async def export(
         prefixes = {roots[0]: b""}
     sources = Sources(partial(checkpoints.open_old, checkpoint_id), checkpoints.open_new)
     if kind == "patch":
-        return Export(checkpoints, patch(changes, prefixes, sources))
-    return Export(checkpoints, pack_changes(changes, prefixes, sources, kind))
+        return Export(checkpoints.threads, patch(changes, prefixes, sources))
+    return Export(checkpoints.threads, pack_changes(changes, prefixes, sources, kind))

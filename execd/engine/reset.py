@@ -38,7 +38,13 @@ import msgspec
 from msgspec import Raw
 
 from execd.engine import surroundings
-from execd.engine.reset_outcome import EndedCounts, ResetReply, ResetStep, StepDuration, VerifyHow
+from execd.engine.reset_outcome import (
+    EndedCounts,
+    ResetReply,
+    ResetRequest,
+    ResetStep,
+    StepDuration,
+)
 from execd.engine.reset_steps import ResetRun, ResetSteps, Shells
 from execd.engine.store.journal import (
     MAX_RESET_ANSWERS,
@@ -58,16 +64,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-START = "start"
 CLOSED_WORDS = "execd is shutting down; repeat the request when execd is back"
-
-
-class ResetRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a caller asks for, checked."""
-
-    checkpoint: str = START
-    verify: VerifyHow = "auto"
-    keeps_records: bool = False
 
 
 class Resets:
@@ -76,8 +73,7 @@ class Resets:
     def __init__(self, parts: Parts, shells: Shells) -> None:
         state, place = parts.store.journal.state, kernel_traces.place()
         around = parts.surroundings
-        started = parts.warden.started
-        has_namespace = started is not None and started.shape != "none"
+        has_namespace = parts.warden.has_namespace
         process_place, former = kernel_traces.process_place(), state.traces
         here = (place, process_place)  # a later container may get the numbers of the namespaces
         if former is not None and (former.place, former.process_place) == here:
@@ -212,7 +208,7 @@ class Resets:
             payload=payload,
             checkpoint=request.checkpoint,
             verify=request.verify,
-            keeps_records=request.keeps_records,
+            keeps_records=request.keep_records,
             ended={
                 "executions": len(parts.registry.live),
                 "sessions": len(parts.sessions),
@@ -233,8 +229,7 @@ class Resets:
 
     async def _run(self, run: ResetRun) -> bytes:
         began = time.monotonic()
-        step: ResetStep | None = ResetStep.END
-        while step is not None:
+        for step in ResetStep:
             step_began = time.monotonic()
             log.debug("reset step", extra={"step": str(step)})
             try:
@@ -245,7 +240,6 @@ class Resets:
                 run.differences.add("step", f"the step {step} failed: {words}")
             seconds = round(time.monotonic() - step_began, 6)
             run.durations.append(StepDuration(name=step, duration_seconds=seconds))
-            step = step.next
         ended = await self._finish(run)
         duration_seconds = time.monotonic() - began
         is_clean = run.differences.total == 0
@@ -292,7 +286,7 @@ class Resets:
             verified_by=run.verified_by,
             ended=EndedCounts(**begun.ended),
             files=run.files,
-            differences=run.differences.freeze(),
+            differences=run.differences,
             scope=self.steps.scope(run),
             steps=run.durations,
         )

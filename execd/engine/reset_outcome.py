@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+
+from execd.engine.executions.command import ID_PATTERN
 
 MAX_DIFFERENCES = 1000
 """Differences that a reply names. The total counts all."""
 _SURROGATES = re.compile("[\ud800-\udfff]")
-VerifyHow = Literal["auto", "content", "stat"]
 DifferenceKind = Literal[
     "step",
     "request",
@@ -51,12 +52,17 @@ class ResetStep(StrEnum):
     VERIFY = "verify"
     """Look for what is not as before."""
 
-    @property
-    def next(self) -> ResetStep | None:
-        """None: the answer follows."""
-        steps = list(ResetStep)
-        place = steps.index(self) + 1
-        return steps[place] if place < len(steps) else None
+
+class ResetRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to reset to."""
+
+    checkpoint: Annotated[str, msgspec.Meta(pattern=rf"^{ID_PATTERN.pattern}$")] = "start"
+    """The id of the checkpoint."""
+    verify: Literal["auto", "content", "stat"] = "auto"
+    """How files are compared at the end. `content`: by SHA-256. `stat`: by inode, size and ctime;
+    writes through `mmap` may escape. `auto`: `content` on tmpfs, `stat` elsewhere."""
+    keep_records: bool = False
+    """Keep the records of executions. Their idempotency keys are forgotten all the same."""
 
 
 class ResetDifference(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -76,13 +82,25 @@ class ResetDifference(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Of a listening socket."""
 
 
-class ResetDifferences(msgspec.Struct, frozen=True, kw_only=True):
+class ResetDifferences(msgspec.Struct, kw_only=True):
     """Everything that is not as before."""
 
     items: list[ResetDifference]
     """At most 1,000."""
     total: int
     """The number of all differences."""
+
+    def add(
+        self, kind: DifferenceKind, message: str, *, path: str | None = None, pid: int | None = None
+    ) -> None:
+        self.append(ResetDifference(kind=kind, message=message, path=path, pid=pid))
+
+    def append(self, difference: ResetDifference) -> None:
+        self.total += 1
+        if len(self.items) < MAX_DIFFERENCES:
+            path = None if difference.path is None else without_surrogates(difference.path)
+            message = without_surrogates(difference.message)
+            self.items.append(msgspec.structs.replace(difference, path=path, message=message))
 
 
 class EndedCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,35 +172,6 @@ class ResetReply(msgspec.Struct, frozen=True, kw_only=True):
     """What `clean` speaks of."""
     steps: list[StepDuration]
     """The steps of the reset, in their order."""
-
-
-class DifferenceList:
-    """Collects differences."""
-
-    def __init__(self) -> None:
-        self.items: list[ResetDifference] = []
-        self.total = 0
-
-    def add(
-        self,
-        kind: DifferenceKind,
-        message: str,
-        *,
-        path: str | None = None,
-        pid: int | None = None,
-        port: int | None = None,
-    ) -> None:
-        self.append(ResetDifference(kind=kind, message=message, path=path, pid=pid, port=port))
-
-    def append(self, difference: ResetDifference) -> None:
-        self.total += 1
-        if len(self.items) < MAX_DIFFERENCES:
-            path = None if difference.path is None else without_surrogates(difference.path)
-            message = without_surrogates(difference.message)
-            self.items.append(msgspec.structs.replace(difference, path=path, message=message))
-
-    def freeze(self) -> ResetDifferences:
-        return ResetDifferences(items=self.items, total=self.total)
 
 
 def without_surrogates(text: str) -> str:

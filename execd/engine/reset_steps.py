@@ -6,12 +6,11 @@ A step notes in ``ResetRun.differences`` what did not become as before, as far a
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from execd.engine.reset_outcome import (
-    DifferenceList,
     ResetDifference,
+    ResetDifferences,
     ResetFiles,
     ResetScope,
     ResetStep,
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
     from execd.engine.assembly import Parts
     from execd.engine.entrypoint import Entrypoint
+    from execd.engine.executions.execution import Execution
     from execd.engine.store.journal import ResetBegun
     from execd.engine.surroundings import Surroundings
     from execd.files.checkpoints.entries import Checkpoint, Trouble
@@ -53,7 +53,7 @@ class ResetRun:
         self.checkpoint = checkpoint
         self.is_late = is_late
         self.is_journaled = is_late
-        self.differences = DifferenceList()
+        self.differences = ResetDifferences(items=[], total=0)
         self.troubles: Sequence[Trouble] = ()
         self.files = ResetFiles(restored=0, removed=0, unchanged=0)
         self.verified_by = ""
@@ -72,22 +72,18 @@ class ResetSteps:
         self._parts = parts
         self._shells = shells
         self._surroundings = surroundings
+        self._acts = {
+            ResetStep.END: self._end,
+            ResetStep.HALT: self._halt,
+            ResetStep.RESTORE: self._restore,
+            ResetStep.FORGET: self._forget,
+            ResetStep.START: self._start,
+            ResetStep.VERIFY: self._verify,
+        }
 
     async def take(self, step: ResetStep, run: ResetRun) -> None:
         """Any exception means that the step failed."""
-        match step:
-            case ResetStep.END:
-                await self._end(run)
-            case ResetStep.HALT:
-                await self._halt(run)
-            case ResetStep.RESTORE:
-                await self._restore(run)
-            case ResetStep.FORGET:
-                await self._forget(run)
-            case ResetStep.START:
-                await self._start(run)
-            case ResetStep.VERIFY:
-                await self._verify(run)
+        await self._acts[step](run)
 
     async def go_on(self) -> None:
         """Begin what user code has from the start: after the verification, because both may write.
@@ -96,15 +92,10 @@ class ResetSteps:
         if self.entrypoint is not None:
             await self.entrypoint.start_again()
 
-    @property
-    def _is_in_namespace(self) -> bool:
-        started = self._parts.warden.started
-        return started is not None and started.shape != "none"
-
     def scope(self, run: ResetRun) -> ResetScope:
         facts = run.checkpoint
         return ResetScope(
-            processes="namespace" if self._is_in_namespace else "sweep",
+            processes="namespace" if self._parts.warden.has_namespace else "sweep",
             checkpoint=run.begun.checkpoint,
             checkpoint_created_at=None if facts is None else rfc3339(facts.created_at),
             roots=[] if facts is None else [without_surrogates(r.path) for r in facts.roots],
@@ -122,13 +113,9 @@ class ResetSteps:
         parts.sessions.refuse_all()
         parts.sessions.end_streams()
         parts.tree_files.end_watch_streams()
-        if live:
-            waits = [asyncio.ensure_future(execution.ended()) for execution in live]
-            _, late = await asyncio.wait(waits, timeout=END_SECONDS)
-            for execution in live:
-                execution.answer_now()
-            for wait in late:
-                wait.cancel()
+        await _wait_ended(live)
+        for execution in live:
+            execution.answer_now()
         if n_inside := await parts.episodes.empty(REPLY_SECONDS, LEAVE_SECONDS):
             add("request", f"{n_inside} requests of the former episode go on")
         if not await self._shells.end_all(LEAVE_SECONDS):
@@ -139,7 +126,7 @@ class ResetSteps:
             await hook()
 
     async def _halt(self, run: ResetRun) -> None:
-        is_in_namespace = self._is_in_namespace
+        is_in_namespace = self._parts.warden.has_namespace
         run.living.update(await self._parts.warden.halt())
         former = run.begun.warden if run.is_late else NOBODY
         run.living.update(
@@ -152,12 +139,9 @@ class ResetSteps:
             run.differences.add("process", message)
         for pid in sorted(run.living):
             run.differences.add("process", f"the process {pid} lives on", pid=pid)
-        if ends := [asyncio.ensure_future(one.ended()) for one in self._parts.registry.live]:
-            _, late = await asyncio.wait(ends, timeout=END_SECONDS)
-            for wait in late:
-                wait.cancel()
-            for execution in self._parts.registry.live:
-                run.differences.add("execution", f"the execution {execution.id} has not ended")
+        await _wait_ended(self._parts.registry.live)
+        for execution in self._parts.registry.live:
+            run.differences.add("execution", f"the execution {execution.id} has not ended")
 
     async def _restore(self, run: ResetRun) -> None:
         if not run.is_journaled:  # the disk was full, perhaps with logs
@@ -191,10 +175,6 @@ class ResetSteps:
     async def _verify(self, run: ResetRun) -> None:
         for trace in await asyncio.to_thread(self._compare, run):
             run.differences.append(trace)
-        for key in await asyncio.to_thread(
-            lambda: list(self._surroundings.compare_keys(self._parts.identity))
-        ):
-            run.differences.append(key)
         if self.entrypoint is not None and (
             why := await self._parts.files.run(self.entrypoint.obstacle)
         ):
@@ -213,17 +193,20 @@ class ResetSteps:
 
     def _compare(self, run: ResetRun) -> list[ResetDifference]:
         """Blocking."""
-        uid, started = self._parts.identity.uid, self._parts.warden.started
-        roots = self.scope(run).roots
+        identity, roots = self._parts.identity, self.scope(run).roots
+        found = self._surroundings.compare(identity, run.living, self._parts.warden)
         return [
             difference
-            for difference in self._surroundings.compare(
-                user_uid=os.geteuid() if uid is None else uid,
-                living=run.living,
-                warden=self._parts.warden.pid,
-                is_in_namespace=self._is_in_namespace,
-                has_own_shm=started is not None and started.has_own_shm,
-            )
+            for difference in (*found, *self._surroundings.compare_keys(identity))
             # A root in /dev/shm is compared file by file.
             if difference.kind != "shm" or not {"/dev/shm", difference.path} & set(roots)
         ]
+
+
+async def _wait_ended(executions: Sequence[Execution]) -> None:
+    """Wait until all have ended, at most END_SECONDS."""
+    waits = [asyncio.ensure_future(execution.ended()) for execution in executions]
+    if waits:
+        _, late = await asyncio.wait(waits, timeout=END_SECONDS)
+        for wait in late:
+            wait.cancel()

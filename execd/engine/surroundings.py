@@ -21,6 +21,7 @@ from execd.proc.spawn import KEEP_IDENTITY, act_as
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
+    from execd.proc.client import WardenClient
     from execd.proc.kernel_traces import KernelTraces
     from execd.proc.spawn import Identity
 
@@ -77,17 +78,12 @@ class Surroundings(NamedTuple):
             yield ResetDifference(kind="object", message=words + ended)
 
     def compare(
-        self,
-        *,
-        user_uid: int,
-        living: Collection[int],
-        warden: int | None,
-        is_in_namespace: bool,
-        has_own_shm: bool,
+        self, identity: Identity, living: Collection[int], warden: WardenClient
     ) -> Iterator[ResetDifference]:
-        """Yield what differs. ``living``: the processes of user code that live. ``warden``: the pid
-        of the new warden. Blocking."""
+        """Yield what differs. ``living``: the processes of user code that live. ``warden``: the new
+        one. Blocking."""
         before, now = self.traces, kernel_traces.read()
+        user_uid = os.geteuid() if identity.uid is None else identity.uid
         for socket in kernel_traces.without_foreign(
             now.sockets - before.sockets, user_uid=user_uid, living=living
         ):
@@ -101,19 +97,20 @@ class Surroundings(NamedTuple):
         for line in sorted(now.mounts ^ before.mounts):
             message = _since(line in now.mounts)
             yield ResetDifference(kind="mount", message=message, path=line.split()[4])
-        if not is_in_namespace:
+        if not warden.has_namespace:
             for name in sorted(now.objects ^ before.objects):
                 message = f"{name}: {_since(name in now.objects)}"
                 yield ResetDifference(kind="object", message=message)
             queues: frozenset[str] | None = frozenset()
-            if not now.has_queues and (warden is None or kernel_traces.may_make_queues(warden)):
+            pid = warden.pid
+            if not now.has_queues and (pid is None or kernel_traces.may_make_queues(pid)):
                 queues = kernel_traces.list_hidden_queues()
             if queues is None:
                 message = "POSIX queues cannot be listed: mount /dev/mqueue into the container"
                 yield ResetDifference(kind="object", message=message)
             for name in sorted(queues or ()):
                 yield ResetDifference(kind="object", message=f"POSIX queue /{name}")
-        if not has_own_shm:
+        if warden.started is None or not warden.started.has_own_shm:
             for name in sorted(now.shm ^ before.shm):
                 path, message = f"{kernel_traces.SHM}/{name}", _since(name in now.shm)
                 yield ResetDifference(kind="shm", message=message, path=path)

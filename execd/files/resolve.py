@@ -94,6 +94,15 @@ def undoing(undo: Callable[..., object], *of: object) -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def held(fd: int) -> Iterator[int]:
+    """Close the descriptor at the end of the block."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
 def open_and_stat(
     path: bytes | str, flags: int, directory: int | None = None
 ) -> tuple[int, os.stat_result]:

@@ -20,7 +20,7 @@ import stat
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
-from execd.proc import namespaces, process_tree, spawn
+from execd.proc import namespaces, process_tree, self_process, spawn
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -32,7 +32,6 @@ OBJECTS = {"shm": "shared memory segment", "msg": "message queue", "sem": "semap
 # Linux's SHM_INFO, MSG_INFO and SEM_INFO, and the place of the number of objects in the answer.
 COUNTS = {"shm": (14, 0), "msg": (12, 0), "sem": (19, 7)}
 _LIST = f"import os; os.write(3, b'\\0'.join(os.listdir(b'{SHM}')))"
-NAMESPACES = ("ipc", "net", "mnt")
 WARDEN_NAME = "xd0"
 """See ``kernel.process_name``: every process of a living daemon's user code descends from one."""
 
@@ -64,24 +63,23 @@ class KernelTraces(NamedTuple):
 
 def place() -> str:
     """Name the kernel and the namespaces that ``read`` looks at."""
-    parts = []
-    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
-        parts.append(file.read().strip())
-    for name in NAMESPACES:
-        with contextlib.suppress(OSError):
-            parts.append(os.readlink(f"/proc/self/ns/{name}"))
-    return " ".join(parts)
+    return _boot_and_namespaces("ipc", "net", "mnt")
 
 
 def process_place() -> str:
     """Name the PID namespace: a process of one place is in no other."""
+    first = process_tree.read_process(1)  # the kernel gives the namespace's number again
+    return f"{_boot_and_namespaces('pid')} {'' if first is None else first.start}"
+
+
+def _boot_and_namespaces(*names: str) -> str:
     parts = []
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         parts.append(file.read().strip())
-    with contextlib.suppress(OSError):
-        parts.append(os.readlink("/proc/self/ns/pid"))
-    first = process_tree.read_process(1)  # the kernel gives the namespace's number again
-    return " ".join([*parts, "" if first is None else str(first.start)])
+    for name in names:
+        with contextlib.suppress(OSError):
+            parts.append(os.readlink(f"/proc/self/ns/{name}"))
+    return " ".join(parts)
 
 
 def read() -> KernelTraces:
@@ -201,9 +199,12 @@ def without_foreign(
     may hold: a process that hides its descriptors. ``living``: the processes of user code that
     live. Blocking."""
     of_user = {one for one in sockets if one.uid == user_uid}
+    if not of_user:
+        return []
     wanted = {one.inode for one in of_user}
     foreign: set[int] = set()
-    ours, hides = _own_tree() if of_user else set(), False
+    # No process of the daemon makes a listening socket for others.
+    ours, hides = {process.pid for process in self_process.descendants(1.0)}, False
     for pid in (os.getpid(), *process_tree.pids()):
         if wanted <= foreign:
             break
@@ -211,20 +212,12 @@ def without_foreign(
             continue
         inodes = _inodes_of(pid)
         foreign.update(wanted & (inodes or set()))
-        hides = hides or (inodes is None and pid not in ours and _uid_of(pid) == user_uid)
+        hides = hides or (inodes is None and pid not in ours and _is_of(user_uid, pid))
     if hides:
         held = set().union(*(_inodes_of(pid) or set() for pid in living))
         foreign.update(wanted - held)
-    found = {one for one in of_user if one.inode not in foreign}
     # The holder of a socket may have ended between the two looks, and the socket with it.
-    return sorted(found & set(_sockets()) if found else found)
-
-
-def _own_tree() -> set[int]:
-    """The daemon's processes, which make no listening socket for others."""
-    scan = process_tree.Scan()
-    scan.advance(1.0)
-    return {process.pid for process in process_tree.descendants(scan.processes, os.getpid())}
+    return sorted({one for one in of_user if one.inode not in foreign} & set(_sockets()))
 
 
 def _inodes_of(pid: int) -> set[int] | None:
@@ -243,13 +236,8 @@ def _inodes_of(pid: int) -> set[int] | None:
     return found
 
 
-def _uid_of(pid: int) -> int:
-    """Return -1 if the process has ended."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/status", errors="replace") as file:
-        for line in file:
-            if line.startswith("Uid:"):
-                return int(line.split()[1])
-    return -1
+def _is_of(uid: int, pid: int) -> bool:
+    return _status(pid, "Uid").split()[:1] == [str(uid)]
 
 
 def orphans_of_daemons(marker: str, seconds: float) -> list[int]:
@@ -264,7 +252,7 @@ def orphans_of_daemons(marker: str, seconds: float) -> list[int]:
             process = scan.processes.get(pid)
             if process is None:
                 return False
-            if _name(pid) == WARDEN_NAME:
+            if _status(pid, "Name") == WARDEN_NAME:
                 return True
             pid = process.parent
         return False
@@ -278,7 +266,10 @@ def orphans_of_daemons(marker: str, seconds: float) -> list[int]:
     ]
 
 
-def _name(pid: int) -> str:
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/comm", errors="replace") as file:
-        return file.read().strip()
+def _status(pid: int, field: str) -> str:
+    """Return a field of /proc/PID/status; empty if the process has ended."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status", errors="replace") as file:
+        for line in file:
+            if line.startswith(f"{field}:"):
+                return line.partition(":")[2].strip()
     return ""

@@ -38,14 +38,14 @@ RESTORES_NO_FILE = (
     VERIFIES_NOTHING
     + """
 from execd.files.checkpoints import restore
-restore._Restore._replace = lambda *_: None
+restore.RootRestore._replace = lambda *_: None
 """
 )
 REMOVES_NOTHING = (
     VERIFIES_NOTHING
     + """
 from execd.files.checkpoints import restore, scan
-restore._Restore._remove = lambda *_: None
+restore.RootRestore._remove = lambda *_: None
 scan._Scan._clear = lambda *_: False
 """
 )
@@ -84,9 +84,9 @@ retention.Retention.end_episode = lambda *_, **__: None
 """
 NAMES_NOTHING = """
 from execd.engine import reset_outcome
-reset_outcome.DifferenceList.freeze = lambda self: reset_outcome.ResetDifferences(
-    items=[], total=self.total
-)
+def count(self, difference):
+    self.total += 1
+reset_outcome.ResetDifferences.append = count
 """
 FAULTS = {
     # name: the fault, a pollution, flags of the daemon, words of the judge

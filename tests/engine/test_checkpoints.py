@@ -177,7 +177,7 @@ async def test_a_cancelled_checkpoint_leaves_nothing(engine: Engine) -> None:
     for number in range(500):
         (base / f"{number}").write_bytes(os.urandom(20_000))
     making = asyncio.ensure_future(checkpoints.create("x", ["."]))
-    await wait_until_async(lambda: checkpoints._lock.locked())
+    await wait_until_async(lambda: checkpoints.threads._long.locked())
     making.cancel()
     with pytest.raises(asyncio.CancelledError):
         await making
@@ -351,7 +351,7 @@ async def test_a_reset_ends_the_operations_of_callers_that_wait(engine: Engine) 
     (base / "hole").touch()
     os.truncate(base / "hole", 15 << 40)
     waiting = [asyncio.ensure_future(checkpoints.changes("x")) for _ in range(3)]
-    await wait_until_async(checkpoints._lock.locked)
+    await wait_until_async(checkpoints.threads._long.locked)
     checkpoints.stop_others()
     done = await asyncio.wait_for(checkpoints.restore("x"), 20)
     assert (done.removed, done.troubles) == (1, [])
@@ -366,7 +366,7 @@ async def test_a_caller_that_leaves_ends_its_operation(engine: Engine) -> None:
     (base / "hole").touch()
     os.truncate(base / "hole", 15 << 40)
     waiting = asyncio.ensure_future(checkpoints.changes("x"))
-    await wait_until_async(checkpoints._lock.locked)
+    await wait_until_async(checkpoints.threads._long.locked)
     waiting.cancel()
     done = await asyncio.wait_for(checkpoints.restore("x"), 20)
     assert (done.removed, done.troubles) == (1, [])

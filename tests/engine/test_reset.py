@@ -14,8 +14,7 @@ from execd.engine.entrypoint import Entrypoint
 from execd.engine.episodes import EpisodeOver
 from execd.engine.executions.command import code_program
 from execd.engine.executions.submission import CellOptions, Submission
-from execd.engine.reset import ResetRequest
-from execd.engine.reset_outcome import ResetReply, ResetStep
+from execd.engine.reset_outcome import ResetReply, ResetRequest, ResetStep
 from execd.errors import IdempotencyMismatch, NotFound, Unavailable
 from execd.files.checkpoints.shelf import Shelf
 from execd.model import Command, ExitReason
@@ -147,7 +146,7 @@ async def test_kept_records_lose_their_keys(sandbox: Engine) -> None:
     named = start(sandbox, "echo twice", execution_id="mine", payload=b"p")
     await finish(first)
     await finish(named)
-    assert (await reset(sandbox, keeps_records=True)).clean
+    assert (await reset(sandbox, keep_records=True)).clean
     assert sandbox.get(first.id) is first
     assert (await first.view.excerpt("stdout", 100)).head == b"once\n"
     assert start(sandbox, "echo once", key="k", payload=b"p") is not first

@@ -13,22 +13,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
-from aiohttp import web
 
 from execd.api.v1.file_reply import UnpackReply
 from execd.api.wire import validators
 from execd.api.wire.body import upload_chunks
-from execd.api.wire.downloads import content_disposition
+from execd.api.wire.downloads import send_packed
 from execd.api.wire.fields import parse_query
 from execd.api.wire.keys import ENGINE
 from execd.api.wire.replies import json_reply
 from execd.api.wire.route import BYTES, PATH, RouteTable
-from execd.api.wire.streams import abort_when_stalled
 from execd.api.wire.targets import path_below, query_of
 from execd.errors import Conflict, NoSpace, NotFound, ReadOnly, ResourceExhausted
 from execd.model import ArchiveFormat  # noqa: TC001  # msgspec reads the annotations at run time
 
 if TYPE_CHECKING:
+    from aiohttp import web
+
     from execd.engine.files.service import Files
 
 ROUTE = "/v1/archive"
@@ -71,19 +71,8 @@ async def download(request: web.Request) -> web.StreamResponse:
     async with await _files(request).pack(
         path, query.format, skips_unreadable=query.skip_unreadable
     ) as archive:
-        # Before the first header: an error in the first read can still be a proper reply.
-        data = await archive.read() if request.method == "GET" else b""
-        response = web.StreamResponse(
-            headers={"Content-Disposition": content_disposition(f"{archive.name}.{query.format}")}
-        )
-        response.content_type = CONTENT_TYPES[query.format]
-        await response.prepare(request)
-        with abort_when_stalled(request):
-            while data:
-                await response.write(data)
-                data = await archive.read()
-            await response.write_eof()
-    return response
+        name = f"{archive.name}.{query.format}"
+        return await send_packed(request, archive.read, name, CONTENT_TYPES[query.format])
 
 
 @ROUTES.add(

@@ -25,12 +25,11 @@ from msgspec import UNSET, Meta
 from execd.api.v1.execution_request import ID_RULE
 from execd.api.v1.file_reply import PercentEncodedPath, percent_encoded
 from execd.api.wire.body import read_body
-from execd.api.wire.downloads import content_disposition
+from execd.api.wire.downloads import send_packed
 from execd.api.wire.fields import NoQuery, parse_json, parse_query
 from execd.api.wire.keys import ENGINE
 from execd.api.wire.replies import json_reply, replace_surrogates
 from execd.api.wire.route import RouteTable
-from execd.api.wire.streams import abort_when_stalled
 from execd.api.wire.targets import query_of
 from execd.engine.exports import ExportFormat, export
 from execd.errors import Conflict, InvalidArgument, NoSpace, NotFound, PayloadTooLarge
@@ -232,32 +231,16 @@ async def get_changes(request: web.Request) -> web.StreamResponse:
     if query.format != "json":
         if query.cursor is not None:
             raise InvalidArgument("cursor: only the format json has pages", field="cursor")
-        return await _send_export(request, query.format, query.path)
+        async with await export(checkpoints, checkpoint_id, query.format, query.path) as exported:
+            name = f"{checkpoint_id}.{query.format}"
+            return await send_packed(request, exported.read, name, EXPORT_TYPES[query.format])
     after = None if query.cursor is None else decode_cursor(query.cursor)
     changes = await checkpoints.changes(checkpoint_id, query.path)
     # ten thousand changes take a while
-    body = await checkpoints.run(lambda: msgspec.json.encode(_page(changes, after, query.limit)))
+    body = await checkpoints.threads.run(
+        lambda: msgspec.json.encode(_page(changes, after, query.limit))
+    )
     return web.Response(body=body, content_type="application/json")
-
-
-async def _send_export(
-    request: web.Request, kind: ExportFormat, path: str | None
-) -> web.StreamResponse:
-    checkpoint_id = request.match_info["id"]
-    async with await export(_checkpoints(request), checkpoint_id, kind, path) as exported:
-        # Before the first header: an error in the first read can still be a proper reply.
-        data = await exported.read() if request.method == "GET" else b""
-        response = web.StreamResponse(
-            headers={"Content-Disposition": content_disposition(f"{checkpoint_id}.{kind}")}
-        )
-        response.content_type = EXPORT_TYPES[kind]
-        await response.prepare(request)
-        with abort_when_stalled(request):
-            while data:
-                await response.write(data)
-                data = await exported.read()
-            await response.write_eof()
-    return response
 
 
 @ROUTES.add("POST", ROUTE + "/{id}/restore", replies={200: (RestoreReply,)})
@@ -312,14 +295,11 @@ def _root_reply(root: CheckpointRoot) -> CheckpointRootReply:
 
 def _page(changes: list[TreeChange], after: bytes | None, limit: int) -> ChangesReply:
     """``after``: the full path of the last change of the page before."""
-    keys = [_key(change) for change in changes]
-    order = sorted(range(len(changes)), key=keys.__getitem__)
-    if after is not None:
-        order = [index for index in order if keys[index] > after]
-    page = order[:limit]
+    left = [each for each in sorted(changes, key=_key) if after is None or _key(each) > after]
+    page = left[:limit]
     return ChangesReply(
-        items=[_change_item(changes[index]) for index in page],
-        next_cursor=encode_cursor(keys[page[-1]]) if len(order) > limit else None,
+        items=[_change_item(change) for change in page],
+        next_cursor=encode_cursor(_key(page[-1])) if len(left) > limit else None,
     )
 
 
@@ -346,15 +326,12 @@ def decode_cursor(cursor: str) -> bytes:
 
 
 def _change_item(change: TreeChange) -> ChangeItem:
-    path = change.full_path
-    entry = change.new or change.old
-    assert entry is not None
-    old, new = change.old, change.new
+    path, old, new = change.full_path, change.old, change.new
     return ChangeItem(
         path=replace_surrogates(path),
         path_percent_encoded=percent_encoded(path),
         change=change.kind,
-        type=entry.type,
+        type=change.last.type,
         size_bytes=new.size_bytes if new is not None and new.type == "file" else None,
         was_size_bytes=old.size_bytes if old is not None and old.type == "file" else None,
     )

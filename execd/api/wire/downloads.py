@@ -18,7 +18,7 @@ from execd.api.wire.validators import is_modified_since
 from execd.errors import Conflict, RangeNotSatisfiable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from multidict import MultiMapping
 
@@ -35,6 +35,24 @@ FILE_HEADERS = ("ETag", "Last-Modified", "Accept-Ranges", "Content-Range", "Cont
 """The headers of a reply with a file."""
 # uvloop writes at the end of a turn; a second turn serves the bytes that did not fit.
 FLUSH_TURNS = 4
+
+
+async def send_packed(
+    request: web.Request, read: Callable[[], Awaitable[bytes]], name: str, content_type: str
+) -> web.StreamResponse:
+    """Send an archive, or a file that is made while being sent. ``read``: returns the next bytes,
+    none at the end. An error in the middle cuts the connection."""
+    # Before the first header: an error in the first read can still be a proper reply.
+    data = await read() if request.method == "GET" else b""
+    response = web.StreamResponse(headers={"Content-Disposition": content_disposition(name)})
+    response.content_type = content_type
+    await response.prepare(request)
+    with abort_when_stalled(request):
+        while data:
+            await response.write(data)
+            data = await read()
+        await response.write_eof()
+    return response
 
 
 async def send_file(

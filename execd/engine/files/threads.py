@@ -18,6 +18,7 @@ from execd.proc.spawn import KEEP_IDENTITY, Identity, act_as
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Executor
 
 # Eight threads let a few transfers from slow mounts leave room for others. More would gain nothing
 # on two cores, and each thread costs a stack.
@@ -55,18 +56,28 @@ def as_user(identity: Identity, call: Callable[[], T]) -> T:
 class FileThreads:
     """An executor for file calls. After ``close``, every call may raise Unavailable."""
 
-    def __init__(self, identity: Identity) -> None:
-        """``identity``: the user that the threads act as, for a root daemon."""
-        self._long = asyncio.Semaphore(MAX_LONG)
+    def __init__(
+        self,
+        identity: Identity,
+        name: str = "files",
+        n_threads: int = MAX_THREADS,
+        n_long: int = MAX_LONG,
+    ) -> None:
+        """``identity``: the user that the threads act as, for a root daemon. ``n_long``: how many
+        threads may be in long calls."""
+        self._long = asyncio.Semaphore(n_long)
         self._copying = asyncio.Semaphore(MAX_COPYING)
         # A thread that cannot become the user breaks the executor. Every call is then Unavailable,
         # and no call runs as root.
         begin = None if identity == KEEP_IDENTITY else partial(act_as, identity)
-        self._executor = ThreadPoolExecutor(
-            MAX_THREADS, thread_name_prefix="files", initializer=begin
-        )
+        self._executor = ThreadPoolExecutor(n_threads, thread_name_prefix=name, initializer=begin)
         self._working: set[asyncio.Future[Any]] = set()
         """The calls under way, with and without a caller."""
+
+    @property
+    def executor(self) -> Executor:
+        """The threads themselves, for calls that share their work between threads."""
+        return self._executor
 
     def close(self) -> None:
         """Refuse further calls. Does not wait for the threads: a disk may hang."""
@@ -136,7 +147,7 @@ class FileThreads:
         """Run a long ``call`` in a thread and return the result.
 
         ``call`` gets a function to ask whether the caller is gone, and may end early then. A long
-        call keeps a place among the MAX_LONG until the call ends, not until the caller leaves.
+        call keeps a place among the long calls until the call ends, not until the caller leaves.
         Otherwise an impatient client with repeated requests would take a thread with each request.
         """
         stopped = threading.Event()

@@ -47,17 +47,22 @@ class Item:
 
     def content(self) -> Iterator[bytes]:
         """Yield exactly as many bytes as ``info`` states. Raises Conflict, OSError."""
-        assert self.fd >= 0
-        left = self.info.st_size
-        while left:
-            data = os.read(self.fd, min(left, _READ_AT_ONCE_BYTES))
-            if not data:
-                raise Conflict(
-                    f"{self.name.decode('utf-8', 'replace')!r} became shorter while it was being "
-                    "packed; repeat the request"
-                )
-            left -= len(data)
-            yield data
+        return read_exactly(self.fd, self.info.st_size, self.name)
+
+
+def read_exactly(fd: int, size_bytes: int, name: bytes) -> Iterator[bytes]:
+    """Yield exactly as many bytes of a file. Raises Conflict, OSError."""
+    assert fd >= 0
+    left = size_bytes
+    while left:
+        data = os.read(fd, min(left, _READ_AT_ONCE_BYTES))
+        if not data:
+            raise Conflict(
+                f"{name.decode('utf-8', 'replace')!r} became shorter while it was being packed; "
+                "repeat the request"
+            )
+        left -= len(data)
+        yield data
 
 
 class Packing:

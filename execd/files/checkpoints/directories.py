@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 from typing import Self
 
+from execd.files.resolve import held
+
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -60,9 +62,5 @@ class Directories:
 def open_below_slash(path: str) -> int:
     """Open the directory at an absolute path in which no name is a link (O_PATH). Raises
     OSError."""
-    slash = os.open("/", _STEP)
-    try:
-        with Directories(slash) as directories:
-            return os.dup(directories.open(os.fsencode(path).strip(b"/")))
-    finally:
-        os.close(slash)
+    with held(os.open("/", _STEP)) as slash, Directories(slash) as directories:
+        return os.dup(directories.open(os.fsencode(path).strip(b"/")))

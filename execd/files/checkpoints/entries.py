@@ -6,8 +6,6 @@ Pure values. ``scan`` makes manifests, ``compare`` finds the changes between two
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
 from execd.model import EntryChange, EntryType  # noqa: TC001  # msgspec reads the annotations
@@ -64,12 +62,9 @@ class Manifest(msgspec.Struct, frozen=True):
     created since a checkpoint are no difference, and stay."""
 
     @property
-    def n_files(self) -> int:
-        return sum(entry.type == "file" for entry in self.entries)
-
-    @property
-    def n_bytes(self) -> int:
-        return sum(entry.size_bytes for entry in self.entries if entry.type == "file")
+    def facts(self) -> CheckpointRoot:
+        sizes = [entry.size_bytes for entry in self.entries if entry.type == "file"]
+        return CheckpointRoot(self.root, len(sizes), sum(sizes))
 
 
 class TreeChange(msgspec.Struct, frozen=True):
@@ -85,9 +80,19 @@ class TreeChange(msgspec.Struct, frozen=True):
     @property
     def path(self) -> bytes:
         """Below ``root``."""
+        return self.last.path
+
+    @property
+    def last(self) -> TreeEntry:
+        """The present entry; of what is deleted, the former one."""
         entry = self.new or self.old
         assert entry is not None, "a change has a side"
-        return entry.path
+        return entry
+
+    @property
+    def is_removal(self) -> bool:
+        """Whether the old entry is gone, or something of another type is in its place."""
+        return self.old is not None and (self.new is None or self.new.type != self.old.type)
 
     @property
     def full_path(self) -> str:
@@ -102,20 +107,11 @@ def full_path(root: str, path: bytes) -> str:
 
 
 class Trouble(msgspec.Struct, frozen=True):
-    """A file that could not be read or restored."""
+    """A file that is not as in the checkpoint, or could not be read or restored."""
 
     path: str
     """As user code sees the path: absolute."""
     message: str
-
-
-class Difference(msgspec.Struct, frozen=True):
-    """A file that is not as in the checkpoint."""
-
-    path: str
-    """As user code sees the path: absolute."""
-    message: str
-    kind: Literal["file"] = "file"
 
 
 class CheckpointRoot(msgspec.Struct, frozen=True):

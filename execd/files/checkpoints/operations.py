@@ -17,14 +17,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from execd.errors import Conflict, ExecdError, InvalidArgument, NoSpace
 from execd.files.checkpoints.compare import compare
 from execd.files.checkpoints.directories import Directories
 from execd.files.checkpoints.entries import (
     Checkpoint,
-    CheckpointRoot,
-    Difference,
     Manifest,
     StoredCheckpoint,
     TreeChange,
@@ -32,7 +31,7 @@ from execd.files.checkpoints.entries import (
     Trouble,
     full_path,
 )
-from execd.files.checkpoints.restore import restore
+from execd.files.checkpoints.restore import Restored, RootRestore
 from execd.files.checkpoints.root_places import RootPlace, open_again, open_places
 from execd.files.checkpoints.scan import (
     READ_FILE,
@@ -46,14 +45,13 @@ from execd.files.checkpoints.scan import (
 from execd.files.checkpoints.shelf import Shelf, copy_content, encode, needed_bytes, used_bytes
 from execd.files.glob import compile_glob
 from execd.files.paths import blame, decode
-from execd.files.resolve import open_and_stat
+from execd.files.resolve import held, open_and_stat
 from execd.files.write import TEMPORARY_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from execd.files.checkpoints.crew import Crew, Place
-    from execd.files.checkpoints.restore import Undone
     from execd.files.root import Root
 
 T = TypeVar("T")
@@ -75,22 +73,12 @@ class Own(Protocol):
     def __call__(self, call: Callable[[], T]) -> T: ...
 
 
-class Restored(msgspec.Struct, frozen=True):
-    """The outcome of a restore."""
-
-    restored: int
-    removed: int
-    unchanged: int
-    troubles: list[Trouble]
-    """What could not be restored."""
-
-
 class Verified(msgspec.Struct, frozen=True):
     """The outcome of a verification."""
 
     verified_by: Literal["content", "stat"]
     """``stat``: of a file whose ctime is as in the checkpoint, nobody has read the content."""
-    differences: list[Difference]
+    differences: list[Trouble]
     """The first ``MAX_DIFFERENCES``."""
     n_differences: int
 
@@ -107,31 +95,29 @@ class Operations:
 
     def create(
         self,
-        facts: Checkpoint,
+        checkpoint_id: str,
         roots: Sequence[str],
         watched: Sequence[str],
+        exclude: Sequence[str],
         reserve: Callable[[int], int],
         stop: Callable[[], bool],
     ) -> Checkpoint:
-        """Make a checkpoint, and return its facts: those of the request, made complete.
-        ``reserve`` takes the needed bytes, and returns those that it has not got; then nothing was
-        taken.
+        """Make a checkpoint. ``reserve`` takes the needed bytes, and returns those that it has not
+        got; then nothing was taken.
 
         Raises InvalidArgument and NotFound, which name the field; Conflict (a file cannot be read,
         or changes meanwhile); PayloadTooLarge (too many files); NoSpace.
         """
-        began_at = time.monotonic()
-        how = self._scanning(facts.exclude, stop, skipped_prefix=TEMPORARY_PREFIX)
+        created_at, began_at = time.time(), time.monotonic()
+        how = self._scanning(exclude, stop)._replace(skipped_prefix=TEMPORARY_PREFIX)
         with contextlib.ExitStack() as stack:
             places = open_places(self._root, roots, watched, stack)
             manifests = [self._scan_new(place, how) for place in places]
-            facts = msgspec.structs.replace(
-                facts,
-                roots=[_root_facts(each) for each in manifests if each.has_content],
-                watched=[_root_facts(each) for each in manifests if not each.has_content],
-            )
-            self._keep_all(places, manifests, facts, reserve, stop)
-            facts = msgspec.structs.replace(facts, duration_seconds=time.monotonic() - began_at)
+            kept = [each.facts for each in manifests if each.has_content]
+            compared = [each.facts for each in manifests if not each.has_content]
+            facts = Checkpoint(checkpoint_id, created_at, kept, compared, list(exclude), 0.0)
+            self._keep_all(places, StoredCheckpoint(facts, manifests), reserve, stop)
+            facts = replace(facts, duration_seconds=time.monotonic() - began_at)
             self._save(StoredCheckpoint(facts, manifests))
         return facts
 
@@ -145,15 +131,9 @@ class Operations:
 
     def _scan_new(self, place: RootPlace, how: Scanning) -> Manifest:
         """Scan what is believed later on. Raises Conflict, PayloadTooLarge."""
-        began_ns, is_told = self._begin(place.directory)
+        began = self._begin(place.directory)
         manifest = scan(place.directory, place.path, how, has_content=place.has_content)
-        return msgspec.structs.replace(
-            manifest,
-            entries=_without_troubles(manifest),
-            holders=set(),
-            began_ns=began_ns,
-            is_told_by_ctime=is_told,
-        )
+        return Manifest(place.path, place.has_content, _without_troubles(manifest), *began)
 
     def _begin(self, directory: int) -> tuple[int, bool]:
         """Return ``began_ns`` and ``is_told_by_ctime`` of a manifest."""
@@ -166,19 +146,18 @@ class Operations:
     def _keep_all(
         self,
         places: Sequence[RootPlace],
-        manifests: Sequence[Manifest],
-        facts: Checkpoint,
+        stored: StoredCheckpoint,
         reserve: Callable[[int], int],
         stop: Callable[[], bool],
     ) -> None:
         """Keep the contents that are not kept yet. Raises NoSpace, Conflict."""
-        wanted: dict[int, list[TreeEntry]] = {}
+        wanted: list[tuple[RootPlace, list[TreeEntry]]] = []
         seen: set[bytes] = set()
-        n_bytes = needed_bytes(len(encode(StoredCheckpoint(facts, list(manifests)))))
-        for number, (place, manifest) in enumerate(zip(places, manifests, strict=True)):
+        n_bytes = needed_bytes(len(encode(stored)))
+        for place, manifest in zip(places, stored.manifests, strict=True):
             if manifest.has_content:
                 missing = self._own(partial(_missing, self._shelf, manifest, seen))
-                wanted[number] = missing
+                wanted.append((place, missing))
                 n_bytes += _needed_bytes_of(place, missing)
         lacking_bytes = reserve(n_bytes)
         if lacking_bytes:
@@ -189,89 +168,73 @@ class Operations:
                 needed_bytes=n_bytes,
                 available_bytes=n_bytes - lacking_bytes,
             )
-        for number, entries in wanted.items():
-            place = places[number]
+        for place, entries in wanted:
             try:
-                are_kept = self._crew.share(place.directory, entries, self._keep, stop)
+                self._crew.share(place.directory, entries, partial(self._keep, place.path), stop)
             except OSError as error:
                 raise blame(error, f"checkpoint of {place.path!r}") from error
-            for entry, is_kept in zip(entries, are_kept, strict=True):
-                if not is_kept:
-                    raise _changed_meanwhile(place.path, entry)
 
-    def _keep(self, place: Place, entry: TreeEntry) -> bool:
-        """Keep the content of a scanned file. Return whether the file still has that content.
-        Raises OSError, Conflict."""
+    def _keep(self, root: str, place: Place, entry: TreeEntry) -> None:
+        """Keep the content of a scanned file. Raises OSError, Conflict (changed meanwhile)."""
         shelf = self._own(self._shelf)
         parent, name = place.directories.open_parent(entry.path)
-        source = os.open(name, READ_FILE, dir_fd=parent)
-        try:
+        with held(os.open(name, READ_FILE, dir_fd=parent)) as source:
             draft, target = self._own(shelf.begin_content)
-            try:
+            with held(target):
                 copy_content(source, target, place.stop)
                 if digest_of(place, target) != entry.digest:
-                    return False
+                    raise _changed_meanwhile(root, entry)
                 self._own(partial(shelf.finish_content, draft, entry.digest))
-                return True
-            finally:
-                os.close(target)
-        finally:
-            os.close(source)
 
     def changes(self, stored: StoredCheckpoint, stop: Callable[[], bool]) -> list[TreeChange]:
         """Return all changes since. Raises PayloadTooLarge, Conflict, and what ``blame``
         returns."""
         how = self._scanning(stored.facts.exclude, stop)
-        changes: list[TreeChange] = []
-        for manifest in stored.manifests:
-            changes += compare(manifest, self._scan_again(manifest, how, "auto"))
-        return changes
+        return [
+            change
+            for manifest in stored.manifests
+            for change in compare(manifest, self._scan_again(manifest, how, "auto"))
+        ]
 
     def restore(self, stored: StoredCheckpoint, how: How, stop: Callable[[], bool]) -> Restored:
         """Make the roots as they were. Raises nothing for a single file."""
-        n_restored = n_removed = n_entries = 0
-        troubles: list[Trouble] = []
+        done, n_entries = Restored(), 0
+        scanning = self._scanning(stored.facts.exclude, stop)
         for manifest in stored.manifests:
-            if not manifest.has_content:
-                continue
-            scanning = self._scanning(stored.facts.exclude, stop, cleared=Cleared(set()))
-            try:
-                outcome = self._restore_root(manifest, scanning, how)
-            except ExecdError as error:
-                troubles.append(Trouble(manifest.root, error.message))
-                continue
-            n_entries += len(manifest.entries)
-            n_restored += outcome.n_restored
-            n_removed += outcome.n_removed
-            troubles += outcome.troubles
-        return Restored(n_restored, n_removed, max(0, n_entries - n_restored), troubles)
+            if manifest.has_content:
+                cleared = Cleared()
+                try:
+                    self._restore_root(manifest, scanning._replace(cleared=cleared), how, done)
+                    n_entries += len(manifest.entries)
+                except ExecdError as error:
+                    done.troubles.append(Trouble(manifest.root, error.message))
+                done.removed += cleared.n_removed
+        done.unchanged = max(0, n_entries - done.restored)
+        return done
 
-    def _restore_root(self, manifest: Manifest, how: Scanning, by: How) -> Undone:
+    def _restore_root(self, manifest: Manifest, how: Scanning, by: How, done: Restored) -> None:
         """Raises ExecdError."""
         shelf = self._own(self._shelf)
-        top = open_again(manifest.root, makes=True)
-        try:
+        with held(open_again(manifest.root, makes=True)) as top:
             new = scan(top, manifest.root, how, _former(manifest, by), wanted=manifest)
             changes = compare(manifest, new, setter=os.geteuid())
 
             def open_content(digest: bytes) -> int:
                 return self._own(partial(shelf.open_content, digest))
 
-            return restore(manifest, changes, top, how, open_content, new.holders)
-        finally:
-            os.close(top)
+            RootRestore(manifest, top, how, open_content, new.holders, done).undo(changes)
 
     def verify(self, stored: StoredCheckpoint, how: How, stop: Callable[[], bool]) -> Verified:
         """Compare all directories with the checkpoint, and believe nothing else."""
         scanning = self._scanning(stored.facts.exclude, stop)
-        differences: list[Difference] = []
+        differences: list[Trouble] = []
         n_differences, is_by_content, is_stale = 0, True, False
         for manifest in stored.manifests:
             is_by_content = is_by_content and _former(manifest, how) is None
             try:
                 new = self._scan_again(manifest, scanning, how, wanted=manifest)
             except ExecdError as error:
-                found = [Difference(manifest.root, error.message)]
+                found = [Trouble(manifest.root, error.message)]
             else:
                 found = [_difference(each) for each in compare(manifest, new, setter=os.geteuid())]
                 is_stale = is_stale or _is_stale(manifest, new)
@@ -288,34 +251,22 @@ class Operations:
         manifests: list[Manifest] = []
         try:
             for old in stored.manifests:
-                top = open_again(old.root)
-                try:
-                    began_ns, is_told = self._begin(top)
-                finally:
-                    os.close(top)
+                with held(open_again(old.root)) as top:
+                    began = self._begin(top)
                 new = self._scan_again(old, how, "auto")
                 if compare(old, new, setter=os.geteuid()):
                     return
-                changed = msgspec.structs.replace(
-                    old,
-                    entries=_without_troubles(new),
-                    began_ns=began_ns,
-                    is_told_by_ctime=is_told,
-                )
-                manifests.append(changed)
+                entries = _without_troubles(new)
+                manifests.append(Manifest(old.root, old.has_content, entries, *began))
             self._save(StoredCheckpoint(stored.facts, manifests))
         except (ExecdError, OSError):
             return  # the old manifest is as true as before
 
     def open_new(self, root: str, entry: TreeEntry) -> int:
         """Open a file as it was scanned; the caller closes it. Raises ExecdError, OSError."""
-        top = open_again(root)
-        try:
-            with Directories(top) as directories:
-                parent, name = directories.open_parent(entry.path)
-                fd, info = open_and_stat(name, READ_FILE, parent)
-        finally:
-            os.close(top)
+        with held(open_again(root)) as top, Directories(top) as directories:
+            parent, name = directories.open_parent(entry.path)
+            fd, info = open_and_stat(name, READ_FILE, parent)
         facts = (info.st_dev, info.st_ino, info.st_size, info.st_ctime_ns)
         if facts != (entry.device, entry.inode, entry.size_bytes, entry.changed_ns):
             os.close(fd)
@@ -326,28 +277,13 @@ class Operations:
         self, manifest: Manifest, how: Scanning, by: How, wanted: Manifest | None = None
     ) -> Manifest:
         """Raises ExecdError."""
-        top = open_again(manifest.root)
-        try:
-            former = _former(manifest, by)
-            is_kept = manifest.has_content
+        former, is_kept = _former(manifest, by), manifest.has_content
+        with held(open_again(manifest.root)) as top:
             return scan(top, manifest.root, how, former, has_content=is_kept, wanted=wanted)
-        finally:
-            os.close(top)
 
-    def _scanning(
-        self,
-        exclude: Sequence[str],
-        stop: Callable[[], bool],
-        *,
-        skipped_prefix: bytes | None = None,
-        cleared: Cleared | None = None,
-    ) -> Scanning:
+    def _scanning(self, exclude: Sequence[str], stop: Callable[[], bool]) -> Scanning:
         forbidden = self._own(self._root.forbidden)
-        return Scanning(forbidden, self._crew, stop, excluding(exclude), skipped_prefix, cleared)
-
-
-def _root_facts(manifest: Manifest) -> CheckpointRoot:
-    return CheckpointRoot(manifest.root, manifest.n_files, manifest.n_bytes)
+        return Scanning(forbidden, self._crew, stop, excluding(exclude))
 
 
 def _former(manifest: Manifest, how: How) -> Manifest | None:
@@ -432,7 +368,7 @@ def _without_troubles(manifest: Manifest) -> list[TreeEntry]:
         if not entry.trouble:
             entries.append(entry)
         elif not manifest.has_content and (entry.type == "file" or entry.is_closed):
-            entries.append(msgspec.structs.replace(entry, trouble=""))
+            entries.append(replace(entry, trouble=""))
         else:
             troubles.append(entry)
     if troubles:
@@ -445,7 +381,7 @@ def _without_troubles(manifest: Manifest) -> list[TreeEntry]:
     return entries
 
 
-def _difference(change: TreeChange) -> Difference:
+def _difference(change: TreeChange) -> Trouble:
     trouble = change.new.trouble if change.new is not None else ""
     message = f"{change.kind}: {trouble}" if trouble else change.kind
-    return Difference(change.full_path, message)
+    return Trouble(change.full_path, message)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from execd.errors import Conflict
 from execd.files.archive.pack import Item, tar, tar_gz
+from execd.files.resolve import held
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -63,11 +64,7 @@ def _items(
     changes: Sequence[TreeChange], prefixes: Mapping[str, bytes], sources: Sources
 ) -> Iterator[Item]:
     kept = [change for change in changes if change.root in prefixes]
-    gone = [
-        prefixes[each.root] + each.path + b"\0"
-        for each in kept
-        if each.old is not None and (each.new is None or each.new.type != each.old.type)
-    ]
+    gone = [prefixes[each.root] + each.path + b"\0" for each in kept if each.is_removal]
     yield _Deleted(b"".join(gone))
     for change in kept:
         entry = change.new
@@ -77,11 +74,8 @@ def _items(
         if entry.type != "file":
             yield Item(name, _info(entry), target=entry.target)
             continue
-        fd = sources.open_new(change.root, entry)
-        try:
+        with held(sources.open_new(change.root, entry)) as fd:
             yield Item(name, _info(entry), fd)
-        finally:
-            os.close(fd)
 
 
 def _info(entry: TreeEntry) -> os.stat_result:

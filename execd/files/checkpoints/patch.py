@@ -20,8 +20,9 @@ import zlib
 from base64 import b85encode
 from typing import TYPE_CHECKING, NamedTuple
 
-from execd.errors import Conflict
+from execd.files.archive.pack import read_exactly
 from execd.files.checkpoints.line_diff import hunks
+from execd.files.resolve import held
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
@@ -34,7 +35,6 @@ MAX_TEXT_BYTES = 8 << 20
 """Bytes of a text file in a patch, before and after. A larger file counts as a binary file."""
 MAX_TEXT_LINES = 200_000
 """Lines of a text file in a patch, before and after. A file with more counts as a binary file."""
-_READ_AT_ONCE_BYTES = 256 * 1024
 _BINARY_LINE_BYTES = 52  # git's
 _UNQUOTED = re.compile(rb"[!#-\[\]-~]+")
 _ESCAPED = re.compile(rb"[^ !#-\[\]-~]")
@@ -104,12 +104,6 @@ class _Part:
         """Whether git knows the old or the new entry."""
         return self.old is not None or self.new is not None
 
-    @property
-    def is_removed(self) -> bool:
-        """Whether the old entry has to make room."""
-        old, new = self.change.old, self.change.new
-        return old is not None and (new is None or new.type != old.type)
-
     def _reason(self) -> bytes | None:
         """Why the patch cannot have the change; None: the patch has all of it that git knows."""
         for entry in (self.change.old, self.change.new):
@@ -134,8 +128,8 @@ class _Part:
         old = self.old if self.old is not None and self.old.type == "file" else None
         return (
             max(new.size_bytes, old.size_bytes if old else 0) > MAX_TEXT_BYTES
-            or not _is_text(self._read_new(new))
-            or (old is not None and not _is_text(self._read_old(old)))
+            or not _is_text(self._read(new))
+            or (old is not None and not _is_text(self._read(old)))
         )
 
     def _has_same_content(self) -> bool:
@@ -146,29 +140,27 @@ class _Part:
 
     def loss(self, folders: Set[bytes]) -> bytes | None:
         """What a diff cannot say of the change. ``folders``: the directories of all diffs."""
-        old, new = self.change.old, self.change.new
+        new = self.change.new
         is_same = _mode(self.old) == _mode(self.new)
         if self.change.kind == "mode" and is_same and new is not None:
             return b"git does not keep the mode %04o" % new.mode
         if self.change.kind == "modified" and is_same and self._has_same_content():
             return b"git keeps neither owners, attributes nor hard links"
-        last = new or old
-        assert last is not None, "a change has a side"
-        if last.type == "directory" and self.change.kind != "mode" and self.name not in folders:
+        is_directory = self.change.last.type == "directory"
+        if is_directory and self.change.kind != "mode" and self.name not in folders:
             return b"git knows no empty folder"
         return None
 
     def diffs(self) -> Iterator[bytes]:
         old, new = self.old, self.new
         if old is not None and new is not None and old.type != new.type:
-            yield from self._diff(self._blob(old, self._read_old), _NOTHING)
+            yield from self._diff(self._blob(old), _NOTHING)
             old = None
         if self._has_same_content():
             # git's digest is needed where the content differs only.
             old_blob, new_blob = (_NOTHING._replace(mode=_mode(entry)) for entry in (old, new))
         else:
-            old_blob = self._blob(old, self._read_old)
-            new_blob = self._blob(new, self._read_new)
+            old_blob, new_blob = self._blob(old), self._blob(new)
         yield from self._diff(old_blob, new_blob)
 
     def _diff(self, old: _Blob, new: _Blob) -> Iterator[bytes]:
@@ -198,44 +190,28 @@ class _Part:
         yield b"+++ %b\n" % (names[1] if new.mode else b"/dev/null")
         yield from hunks(old.content, new.content)
 
-    def _blob(self, entry: TreeEntry | None, read: Callable[[TreeEntry], Iterator[bytes]]) -> _Blob:
+    def _blob(self, entry: TreeEntry | None) -> _Blob:
         if entry is None:
             return _NOTHING
         size_bytes = len(entry.target) if entry.type == "link" else entry.size_bytes
         digest = hashlib.sha1(b"blob %d\0" % size_bytes, usedforsecurity=False)
         kept: list[bytes] = []
-        for piece in read(entry):
+        for piece in self._read(entry):
             digest.update(piece)
             if size_bytes <= MAX_TEXT_BYTES:
                 kept.append(piece)
         content = b"".join(kept) if size_bytes <= MAX_TEXT_BYTES else None
         return _Blob(_mode(entry), digest.hexdigest().encode(), content)
 
-    def _read_old(self, entry: TreeEntry) -> Iterator[bytes]:
-        return self._read(entry, lambda: self._sources.open_old(entry))
-
-    def _read_new(self, entry: TreeEntry) -> Iterator[bytes]:
-        return self._read(entry, lambda: self._sources.open_new(self.change.root, entry))
-
-    def _read(self, entry: TreeEntry, opened: Callable[[], int]) -> Iterator[bytes]:
-        """Yield as many bytes as the entry states. Raises Conflict."""
+    def _read(self, entry: TreeEntry) -> Iterator[bytes]:
+        """Yield as many bytes as the entry, the old or the new one, states. Raises Conflict."""
         if entry.type == "link":
             yield entry.target
             return
-        fd = opened()
-        try:
-            left = entry.size_bytes
-            while left:
-                piece = os.read(fd, min(left, _READ_AT_ONCE_BYTES))
-                if not piece:
-                    raise Conflict(
-                        f"{os.fsdecode(self.name)!r} became shorter during the request; repeat the "
-                        "request"
-                    )
-                left -= len(piece)
-                yield piece
-        finally:
-            os.close(fd)
+        is_new, sources = entry is self.change.new, self._sources
+        opened = sources.open_new(self.change.root, entry) if is_new else sources.open_old(entry)
+        with held(opened) as fd:
+            yield from read_exactly(fd, entry.size_bytes, self.name)
 
 
 def _known(entry: TreeEntry | None) -> TreeEntry | None:
@@ -263,7 +239,7 @@ def _mode(entry: TreeEntry | None) -> bytes:
 def _leave_out_unremovable(parts: Sequence[_Part]) -> None:
     """Leave out each new file in whose place something stays. git removes files and links, and a
     directory with its last file. git removes no FIFO, and no directory with empty ones in it."""
-    removed = [part for part in parts if part.is_removed]
+    removed = [part for part in parts if part.change.is_removal]
     emptied = _parents(part.name for part in removed if part.reason is None and part.is_known)
     stuck, staying = set(), set()
     for part in removed:

@@ -21,16 +21,18 @@ import errno
 import os
 import secrets
 import stat
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from execd.errors import Conflict, ExecdError
 from execd.files.change import remove_below
 from execd.files.checkpoints.compare import has_other_content, in_walk_order, link_groups
 from execd.files.checkpoints.directories import Directories
 from execd.files.checkpoints.entries import Manifest, TreeChange, TreeEntry, Trouble, full_path
-from execd.files.checkpoints.scan import FLAGS, Cleared, read_attributes, reason_of
+from execd.files.checkpoints.scan import FLAGS, read_attributes, reason_of
 from execd.files.checkpoints.shelf import copy_content
-from execd.files.resolve import TreeChanged, identity, open_and_stat
+from execd.files.resolve import TreeChanged, held, identity, open_and_stat
 from execd.files.write import TEMPORARY_PREFIX, replace
 
 if TYPE_CHECKING:
@@ -42,33 +44,19 @@ _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _ENTRY = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Undone(NamedTuple):
-    n_restored: int
-    n_removed: int
-    troubles: list[Trouble]
+class Restored(msgspec.Struct):
+    """The outcome of a restore."""
+
+    restored: int = 0
+    removed: int = 0
+    unchanged: int = 0
+    troubles: list[Trouble] = []
+    """What could not be restored."""
 
 
-def restore(
-    manifest: Manifest,
-    changes: list[TreeChange],
-    top: int,
-    how: Scanning,
-    open_content: Callable[[bytes], int],
-    holders: set[bytes],
-) -> Undone:
-    """Undo the changes, which are in the order of a walk. Raises nothing for a single file.
+class RootRestore:
+    """The restore of one root."""
 
-    ``top``: the root (O_PATH). ``how``: of the scan that has found the changes. ``open_content``:
-    opens the kept content with a digest; the restore closes it. ``holders``: the directories with
-    excluded paths, which are never removed.
-    """
-    run = _Restore(manifest, top, how, open_content, holders)
-    with run.directories:
-        run.undo(changes)
-    return Undone(run.n_restored, run.n_removed, run.troubles)
-
-
-class _Restore:
     def __init__(
         self,
         manifest: Manifest,
@@ -76,12 +64,14 @@ class _Restore:
         how: Scanning,
         open_content: Callable[[bytes], int],
         holders: set[bytes],
+        done: Restored,
     ) -> None:
-        cleared = how.cleared or Cleared(set())
-        self.directories = Directories(top)
-        self.n_restored = 0
-        self.n_removed = cleared.n_removed
-        self.troubles: list[Trouble] = []
+        """``top``: the root (O_PATH). ``how``: of the scan that has found the changes.
+        ``open_content``: opens the kept content with a digest; the restore closes it. ``holders``:
+        the directories with excluded paths, which are never removed. ``done``: gets the
+        outcome."""
+        self._directories = Directories(top)
+        self._done = done
         self._manifest = manifest
         self._top = top
         self._how = how
@@ -89,11 +79,18 @@ class _Restore:
         self._old = {entry.path: entry for entry in manifest.entries}
         self._groups = link_groups(manifest)
         self._holders = holders
-        self._touched = set(cleared.touched)
+        self._touched = set() if how.cleared is None else how.cleared.touched
         """Directories that get their attributes at the end: also those in which names changed."""
 
     def undo(self, changes: list[TreeChange]) -> None:
-        self._remove_all([each for each in changes if each.old is None or each.kind == "type"])
+        """Undo the changes, which are in the order of a walk. Raises nothing for a single file."""
+        with self._directories:
+            self._remove_created(changes)
+            self._make_again(changes)
+            for path in sorted(self._touched & self._old.keys(), key=in_walk_order, reverse=True):
+                self._try(path, self._finish_directory, self._old[path])
+
+    def _make_again(self, changes: list[TreeChange]) -> None:
         made: dict[bytes, None] = {}
         for change in changes:
             old, new = change.old, change.new
@@ -103,25 +100,25 @@ class _Restore:
                 self._touched.add(old.path)
                 if new is None or new.type != "directory":
                     self._try(old.path, self._make_directory, old)
-                self.n_restored += 1
+                self._done.restored += 1
             elif new is not None and _is_fixable(old, new):
-                self.n_restored += self._try(old.path, self._fix, new)
+                self._done.restored += self._try(old.path, self._fix, new)
             else:
                 made.update(dict.fromkeys(self._with_links(old.path)))
         for path in made:
-            self.n_restored += self._try(path, self._replace, self._old[path])
-        for path in sorted(self._touched & self._old.keys(), key=in_walk_order, reverse=True):
-            self._try(path, self._finish_directory, self._old[path])
+            self._done.restored += self._try(path, self._replace, self._old[path])
 
-    def _remove_all(self, changes: list[TreeChange]) -> None:
+    def _remove_created(self, changes: list[TreeChange]) -> None:
+        """Remove what was created, and what has become a file of another type."""
         gone: bytes | None = None
         for change in changes:
-            assert change.new is not None, "created, or of another type"
+            if change.new is None or (change.old is not None and change.kind != "type"):
+                continue
             done = gone is not None and change.path.startswith(gone)
             if not done:
                 done = self._try(change.path, self._remove, change.new)
                 gone = change.path + b"/" if done and change.new.type == "directory" else gone
-            self.n_removed += done and change.old is None
+            self._done.removed += done and change.old is None
 
     def _with_links(self, path: bytes) -> Iterable[bytes]:
         """The names of a file, the first of the checkpoint first."""
@@ -143,19 +140,19 @@ class _Restore:
             message = "the directory was changed meanwhile"
         except ExecdError as error:
             message = error.message
-        self.troubles.append(Trouble(full_path(self._manifest.root, path), message))
+        self._done.troubles.append(Trouble(full_path(self._manifest.root, path), message))
         return False
 
     # Steps. Each raises OSError, TreeChanged.
 
     def _remove(self, entry: TreeEntry) -> None:
-        parent, name = self.directories.open_parent(entry.path)
+        parent, name = self._directories.open_parent(entry.path)
         self._touch(entry.path)
         try:
             if entry.type == "directory":
                 self._check_excluded(entry)
                 remove_below(parent, name, self._how.forbidden)
-                self.directories.close()
+                self._directories.close()
             else:
                 os.unlink(name, dir_fd=parent)
         except FileNotFoundError:
@@ -171,7 +168,7 @@ class _Restore:
             )
 
     def _make_directory(self, entry: TreeEntry) -> None:
-        parent, name = self.directories.open_parent(entry.path)
+        parent, name = self._directories.open_parent(entry.path)
         os.mkdir(name, 0o700, dir_fd=parent)
         self._touch(entry.path)
 
@@ -179,44 +176,32 @@ class _Restore:
         """Put a new file in the place of what is there."""
         temporary = TEMPORARY_PREFIX + secrets.token_hex(8).encode()
         first = self._groups.get(entry.path, entry.path)
-        first_parent, first_name = self.directories.open_parent(first)
-        first_parent = os.dup(first_parent)
-        try:
-            parent, name = self.directories.open_parent(entry.path)
+        first_parent, first_name = self._directories.open_parent(first)
+        with held(os.dup(first_parent)) as first_parent:
+            parent, name = self._directories.open_parent(entry.path)
             self._touch(entry.path)
             try:
                 if first == entry.path:
                     self._make(entry, parent, temporary)
                     self._set_attributes(parent, temporary, entry)
                 else:
-                    os.link(
-                        first_name,
-                        temporary,
-                        src_dir_fd=first_parent,
-                        dst_dir_fd=parent,
-                        follow_symlinks=False,
-                    )
+                    of = {"src_dir_fd": first_parent, "dst_dir_fd": parent}
+                    os.link(first_name, temporary, **of, follow_symlinks=False)
                 if not replace(parent, temporary, parent, name, entry.mode):
                     self._set_attributes(parent, name, entry)  # of a mounted file
             except BaseException:
                 with contextlib.suppress(OSError):
                     os.unlink(temporary, dir_fd=parent)
                 raise
-        finally:
-            os.close(first_parent)
 
     def _make(self, entry: TreeEntry, parent: int, name: bytes) -> None:
         match entry.type:
             case "file":
-                fd = os.open(name, _CREATE, 0o600, dir_fd=parent)
-                try:
-                    content = self._open_content(entry.digest)
-                    try:
-                        copy_content(content, fd, self._how.stop)
-                    finally:
-                        os.close(content)
-                finally:
-                    os.close(fd)
+                with (
+                    held(os.open(name, _CREATE, 0o600, dir_fd=parent)) as fd,
+                    held(self._open_content(entry.digest)) as content,
+                ):
+                    copy_content(content, fd, self._how.stop)
             case "link":
                 os.symlink(entry.target, name, dir_fd=parent)
             case "fifo":
@@ -228,14 +213,14 @@ class _Restore:
 
     def _fix(self, new: TreeEntry) -> None:
         """Give the scanned file its former attributes."""
-        parent, name = self.directories.open_parent(new.path)
+        parent, name = self._directories.open_parent(new.path)
         self._set_attributes(parent, name, self._old[new.path], new)
 
     def _finish_directory(self, entry: TreeEntry) -> None:
         if entry.path:
-            self._set_attributes(*self.directories.open_parent(entry.path), entry)
+            self._set_attributes(*self._directories.open_parent(entry.path), entry)
         else:
-            _set_attributes(self._top, os.fstat(self._top), entry)
+            _set_attributes(b"/proc/self/fd/%d" % self._top, os.fstat(self._top), entry)
 
     def _touch(self, path: bytes) -> None:
         self._touched.add(path.rpartition(b"/")[0])
@@ -244,21 +229,18 @@ class _Restore:
         self, parent: int, name: bytes, entry: TreeEntry, scanned: TreeEntry | None = None
     ) -> None:
         fd, info = open_and_stat(name, _ENTRY, parent)
-        try:
+        with held(fd):
             if stat.S_ISDIR(info.st_mode) != (entry.type == "directory"):
                 raise TreeChanged
-            if scanned is not None and (*identity(info), info.st_nlink) != (
-                scanned.device,
-                scanned.inode,
-                scanned.n_links,
+            if scanned is not None and (
+                identity(info) != (scanned.device, scanned.inode)
+                or info.st_nlink != scanned.n_links
             ):
                 raise TreeChanged
             if entry.type == "link":
-                _set_link_attributes(parent, name, entry)
+                _set_attributes(b"/proc/self/fd/%d/" % parent + name, info, entry)
             else:
-                _set_attributes(fd, info, entry)
-        finally:
-            os.close(fd)
+                _set_attributes(b"/proc/self/fd/%d" % fd, info, entry)
 
 
 def _is_fixable(old: TreeEntry, new: TreeEntry) -> bool:
@@ -273,28 +255,23 @@ def _is_fixable(old: TreeEntry, new: TreeEntry) -> bool:
     )
 
 
-def _set_link_attributes(parent: int, name: bytes, entry: TreeEntry) -> None:
-    info = os.stat(name, dir_fd=parent, follow_symlinks=False)
-    if (info.st_uid, info.st_gid) != (entry.uid, entry.gid):
-        os.chown(name, entry.uid, entry.gid, dir_fd=parent, follow_symlinks=False)
-    times = (info.st_atime_ns, entry.modified_ns)
-    os.utime(name, ns=times, dir_fd=parent, follow_symlinks=False)
-
-
-def _set_attributes(fd: int, info: os.stat_result, entry: TreeEntry) -> None:
-    """Set owner, mode, attributes and time of the file ``fd`` (O_PATH), which is no link."""
-    path = f"/proc/self/fd/{fd}"
+def _set_attributes(path: bytes, info: os.stat_result, entry: TreeEntry) -> None:
+    """Set owner, mode, attributes and time of a file. ``path``: by its descriptor; of a link, by
+    the descriptor of its directory."""
+    is_file = entry.type != "link"
     if has_other_owner := (info.st_uid, info.st_gid) != (entry.uid, entry.gid):
-        os.chown(path, entry.uid, entry.gid)
-    # After chown(2), which clears setuid. A directory of another user has its mode, and no time
-    # that this user can set (``compare``).
-    if has_other_owner or stat.S_IMODE(info.st_mode) != entry.mode:
-        os.chmod(path, entry.mode)
-    present = read_attributes(path)
-    for name in present.keys() - entry.attributes.keys():
-        os.removexattr(path, name)
-    for name, value in entry.attributes.items():
-        if name != FLAGS and present.get(name) != value:
-            os.setxattr(path, name, value)
+        os.chown(path, entry.uid, entry.gid, follow_symlinks=is_file)
+    if is_file:
+        # After chown(2), which clears setuid. A directory of another user has its mode, and no time
+        # that this user can set (``compare``).
+        if has_other_owner or stat.S_IMODE(info.st_mode) != entry.mode:
+            os.chmod(path, entry.mode)
+        present = read_attributes(path)
+        for name in present.keys() - entry.attributes.keys():
+            os.removexattr(path, name)
+        for name, value in entry.attributes.items():
+            if name != FLAGS and present.get(name) != value:
+                os.setxattr(path, name, value)
     if entry.type != "directory" or os.geteuid() in (0, entry.uid):
-        os.utime(path, ns=(info.st_atime_ns, entry.modified_ns))
+        times = (info.st_atime_ns, entry.modified_ns)
+        os.utime(path, ns=times, follow_symlinks=is_file)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from execd.errors import ExecdError, InvalidArgument, NotFound, PermissionDenied
 from execd.files.checkpoints.directories import open_below_slash
 from execd.files.paths import blame, decode
+from execd.files.resolve import held
 from execd.files.root import Root, retry_on_change
 
 if TYPE_CHECKING:
@@ -101,26 +102,21 @@ def open_again(path: str, *, makes: bool = False) -> int:
         except OSError as error:
             if not makes or error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                 raise
-        parent = _open_or_make(os.path.dirname(path))
-        try:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.basename(path), dir_fd=parent)
-            os.mkdir(os.path.basename(path), 0o700, dir_fd=parent)
-        finally:
-            os.close(parent)
-        return open_below_slash(path)
+        return _make(path, 0o700, replaces=True)
     except OSError as error:
         raise blame(error, repr(path)) from error
 
 
-def _open_or_make(path: str) -> int:
-    """Open a directory above a root, which is made if nothing is there. Raises OSError."""
+def _make(path: str, mode: int = 0o777, *, replaces: bool = False) -> int:
+    """Make a directory, and those above that are missing, and open it. Raises OSError."""
+    above, name = os.path.split(path)
     try:
-        return open_below_slash(path)
+        parent = open_below_slash(above)
     except FileNotFoundError:
-        parent = _open_or_make(os.path.dirname(path))
-    try:
-        os.mkdir(os.path.basename(path), dir_fd=parent)
-    finally:
-        os.close(parent)
+        parent = _make(above)
+    with held(parent):
+        if replaces:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=parent)
+        os.mkdir(name, mode, dir_fd=parent)
     return open_below_slash(path)

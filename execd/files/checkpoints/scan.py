@@ -27,8 +27,8 @@ import os
 import stat
 import struct
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
@@ -36,7 +36,7 @@ from execd.errors import Conflict, PayloadTooLarge
 from execd.files.checkpoints.directories import Directories
 from execd.files.checkpoints.entries import Manifest, TreeEntry
 from execd.files.paths import blame
-from execd.files.resolve import open_and_stat, reopen
+from execd.files.resolve import held, open_and_stat, reopen
 from execd.files.syscalls import sync_file_system
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ _GET_FLAGS = 0x80086601  # linux/fs.h, of 64-bit kernels
 _FORBIDDING_FLAGS = 0x10 | 0x20  # immutable, append only
 FLAGS = b"flags"
 _ATTRIBUTES = ("user.", "system.posix_acl_", "security.capability")
+_NO_ATTRIBUTES: dict[bytes, bytes] = {}
 _TYPES: dict[int, EntryType] = {
     stat.S_IFREG: "file",
     stat.S_IFDIR: "directory",
@@ -72,13 +73,12 @@ _TYPES: dict[int, EntryType] = {
 class Cleared:
     """What the scan of a restore has done already."""
 
-    touched: set[bytes]
+    touched: set[bytes] = field(default_factory=set)
     """Directories that were given all rights of the owner, or in which files were removed."""
     n_removed: int = 0
 
 
-@dataclass(frozen=True)
-class Scanning:
+class Scanning(NamedTuple):
     """How a tree is scanned."""
 
     forbidden: Forbidden
@@ -97,11 +97,8 @@ def begin(top: int) -> int:
     """Prepare the file system of a directory for a scan that is believed later on, and return the
     time of the beginning. Raises OSError: later scans cannot rely on ctime."""
     began_ns = time.time_ns()
-    fd = reopen(top, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with held(reopen(top, os.O_RDONLY | os.O_DIRECTORY)) as fd:
         sync_file_system(fd)
-    finally:
-        os.close(fd)
     return began_ns
 
 
@@ -109,24 +106,17 @@ def is_told_by_ctime(directory: int) -> bool:
     """Whether the file system sets ctime for each write to a clean page of a mapping. Tries with a
     file without a name; a file system without such files is not believed. Takes ``TICK_NS``."""
     try:
-        fd = os.open(
-            f"/proc/self/fd/{directory}", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, mode=0o600
-        )
+        with held(reopen(directory, os.O_TMPFILE | os.O_RDWR)) as fd:
+            os.ftruncate(fd, mmap.PAGESIZE)
+            with mmap.mmap(fd, mmap.PAGESIZE) as page:
+                page[0] = 1
+                os.fsync(fd)
+                before = os.fstat(fd).st_ctime_ns
+                time.sleep(TICK_NS / 1e9)
+                page[0] = 2
+                return os.fstat(fd).st_ctime_ns != before
     except OSError:
         return False
-    try:
-        os.ftruncate(fd, mmap.PAGESIZE)
-        with mmap.mmap(fd, mmap.PAGESIZE) as page:
-            page[0] = 1
-            os.fsync(fd)
-            before = os.fstat(fd).st_ctime_ns
-            time.sleep(TICK_NS / 1e9)
-            page[0] = 2
-            return os.fstat(fd).st_ctime_ns != before
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
 
 
 def scan(
@@ -219,7 +209,7 @@ class _Scan:
                         del self.entries[at:]  # removed since its name was read
                         continue
                     if at == len(self.entries):
-                        self._add(path, info, {})
+                        self._add(make_entry(path, info))
                     self.entries[at] = replace(
                         self.entries[at],
                         trouble=reason_of(error),
@@ -230,32 +220,27 @@ class _Scan:
         """Whether user code has no way into a directory, and cannot make one for a while."""
         try:
             directory = self._directories.open(path)
-            if os.fstat(directory).st_uid == os.geteuid():
-                return False
-            os.stat(b".", dir_fd=directory)
-        except PermissionError:
-            return True
-        except OSError:
-            return False
+            if os.fstat(directory).st_uid != os.geteuid():
+                os.stat(b".", dir_fd=directory)
+        except OSError as error:
+            return isinstance(error, PermissionError)
         return False
 
     def _read_directory(self, path: bytes, from_device: int) -> None:
         directory = self._directories.open(path)
         info = os.fstat(directory)
         if self._how.forbidden.includes(directory, info, from_device):
-            self._add(path, info, {}, trouble="is not for user code")
+            self._add(make_entry(path, info, trouble="is not for user code"))
             return
         if path.count(b"/") >= MAX_DEPTH:
-            self._add(path, info, {}, trouble=f"lies in more than {MAX_DEPTH} directories")
+            trouble = f"lies in more than {MAX_DEPTH} directories"
+            self._add(make_entry(path, info, trouble=trouble))
             return
         self._give_rights(path, directory, info)
-        fd = reopen(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
+        with held(reopen(directory, os.O_RDONLY | os.O_DIRECTORY)) as fd:
             if not self._take_over(path, info):
-                self._add(path, info, attributes_and_flags(fd))
+                self._add(make_entry(path, info, attributes_and_flags(fd)))
             self._read_names(path, info, fd)
-        finally:
-            os.close(fd)
 
     def _give_rights(self, path: bytes, directory: int, info: os.stat_result) -> None:
         cleared = self._how.cleared
@@ -336,22 +321,14 @@ class _Scan:
                 attributes = read_attributes(by_name, follow_symlinks=False)
         except OSError as error:
             trouble = reason_of(error)
-        self._add(path, info, attributes, target=target, trouble=trouble)
+        self._add(make_entry(path, info, attributes, target=target, trouble=trouble))
 
-    def _add(
-        self,
-        path: bytes,
-        info: os.stat_result,
-        attributes: dict[bytes, bytes],
-        *,
-        target: bytes = b"",
-        trouble: str = "",
-    ) -> None:
+    def _add(self, entry: TreeEntry) -> None:
         if self._how.stop():
             raise Conflict("the scan was given up; repeat the request")
-        n_bytes = sum(len(each) + len(value) for each, value in attributes.items())
-        self._take_room(len(path) + len(target) + n_bytes)
-        self.entries.append(make_entry(path, info, attributes, target=target, trouble=trouble))
+        n_bytes = sum(len(each) + len(value) for each, value in entry.attributes.items())
+        self._take_room(len(entry.path) + len(entry.target) + n_bytes)
+        self.entries.append(entry)
 
     def _take_room(self, n_bytes: int) -> None:
         self._n_bytes += _ENTRY_BYTES + n_bytes
@@ -364,7 +341,7 @@ class _Scan:
 def make_entry(
     path: bytes,
     info: os.stat_result,
-    attributes: dict[bytes, bytes],
+    attributes: dict[bytes, bytes] = _NO_ATTRIBUTES,
     *,
     target: bytes = b"",
     digest: bytes = b"",
@@ -396,15 +373,13 @@ def hashed(place: Place, entry: TreeEntry) -> TreeEntry:
     try:
         parent, name = place.directories.open_parent(entry.path)
         fd, before = open_and_stat(name, READ_FILE, parent)
-        try:
+        with held(fd):
             if stat.S_ISREG(before.st_mode):
                 digest = digest_of(place, fd)
                 attributes = attributes_and_flags(fd)
                 after = os.fstat(fd)
                 if (after.st_ctime_ns, after.st_size) == (before.st_ctime_ns, before.st_size):
                     return make_entry(entry.path, after, attributes, digest=digest)
-        finally:
-            os.close(fd)
     except OSError as error:
         return replace(entry, trouble=reason_of(error))
     return replace(entry, trouble="changed while it was read")

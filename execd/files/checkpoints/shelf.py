@@ -26,7 +26,7 @@ import msgspec
 from execd.files.checkpoints.entries import StoredCheckpoint
 from execd.files.checkpoints.scan import READ_FILE
 from execd.files.copy import STAT_BLOCK_BYTES, copy_bytes
-from execd.files.resolve import open_directory, undoing
+from execd.files.resolve import held, open_directory, undoing
 from execd.files.write import leave_hole, write_all
 
 if TYPE_CHECKING:
@@ -87,11 +87,9 @@ class Shelf:
         """Put a manifest, as ``encode`` makes one, in place, and on the disk. Raises OSError."""
         name, fd = self._make_file(self._folder)
         with undoing(partial(os.unlink, name, dir_fd=self._folder)):
-            try:
+            with held(fd):
                 write_all(fd, data)
                 os.fsync(fd)
-            finally:
-                os.close(fd)
             os.rename(
                 name, checkpoint_id + _SUFFIX, src_dir_fd=self._folder, dst_dir_fd=self._folder
             )

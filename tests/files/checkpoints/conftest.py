@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from execd.files.checkpoints.crew import Crew
-from execd.files.checkpoints.entries import Checkpoint
 from execd.files.checkpoints.operations import Operations
 from execd.files.checkpoints.shelf import Shelf
 from execd.files.root import Root
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from execd.files.checkpoints.entries import StoredCheckpoint, TreeChange
+    from execd.files.checkpoints.entries import Checkpoint, StoredCheckpoint, TreeChange
     from execd.files.checkpoints.operations import How, Restored, Verified
 
 NAMES = (b"a", b"b", b"c", b"new\nline", b"\xff\xfe", b"n" * 255)
@@ -52,9 +51,13 @@ class Desk:
     def create(
         self, roots: Sequence[str] = (".",), watched: Sequence[str] = (), exclude: Any = ()
     ) -> Checkpoint:
-        facts = Checkpoint("x", 0.0, [], [], list(exclude), 0.0)
         return self.operations.create(
-            facts, roots, watched, lambda n_bytes: max(0, n_bytes - self.granted_bytes), self.stops
+            "x",
+            roots,
+            watched,
+            exclude,
+            lambda n_bytes: max(0, n_bytes - self.granted_bytes),
+            self.stops,
         )
 
     @property

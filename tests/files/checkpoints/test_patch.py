@@ -217,7 +217,7 @@ def test_patch_of_a_file_that_becomes_shorter_meanwhile_ends_with_a_conflict(
     make(os.fsencode(end), {b"log": ("file", b"one\ntwo\n", 0o644)})
     changes = changes_between(described(start), described(end))
     (end / "log").write_bytes(b"one\n")
-    with pytest.raises(Conflict, match="'log' became shorter during the request"):
+    with pytest.raises(Conflict, match="'log' became shorter while it was being packed"):
         b"".join(patch(changes, {"/root": b""}, sources(start, end)))
 
 
