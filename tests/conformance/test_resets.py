@@ -104,6 +104,26 @@ def test_reset_ends_everything_and_restores_the_files(sandbox: Target) -> None:
     assert [step["name"] for step in done["steps"]][-1] == "verify"
 
 
+def test_hard_link_from_one_root_to_another_is_whole_or_named_after_a_reset(
+    sandbox: Target,
+) -> None:
+    output(sandbox, "mkdir one other; echo x > one/file; ln one/file other/file")
+    made = post(sandbox, "/v1/checkpoints", id="roots", roots=["one", "other"])
+    assert made.status_code == 201, made.text
+    assert not files_of(reset(sandbox, "whole", checkpoint="roots"))
+    output(
+        sandbox, "cp -p one/file copy; mv copy one/file; ln one/file first; ln other/file second"
+    )
+    assert output(sandbox, "stat -c %h one/file other/file") == "2\n2\n"
+    [named] = files_of(reset(sandbox, checkpoint="roots"))
+    assert named.endswith("/one/file")
+
+
+def files_of(answer: dict[str, Any]) -> list[str]:
+    """The files that the answer names; a busy machine may have new mounts too."""
+    return [each["path"] for each in answer["differences"]["items"] if each["kind"] == "file"]
+
+
 @pytest.mark.parametrize("dialect", ["python_runtime", "v1"])
 def test_whoever_waits_gets_the_exit_reason_reset_and_137(sandbox: Target, dialect: str) -> None:
     command = f"echo begun; sleep 1000; echo {dialect}"
