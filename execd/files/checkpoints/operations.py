@@ -11,6 +11,7 @@ only ``content`` tells, ctime does not say so.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import time
 from functools import partial
@@ -146,6 +147,7 @@ class Operations:
     def _scan_new(self, place: RootPlace, how: Scanning) -> Manifest:
         """Scan what is believed later on. Raises Conflict, PayloadTooLarge."""
         began_ns, is_told = self._begin(place.directory)
+        how = dataclasses.replace(how, is_kept=True)
         manifest = scan(place.directory, place.path, how, has_content=place.has_content)
         return msgspec.structs.replace(
             manifest,
@@ -293,7 +295,7 @@ class Operations:
                     began_ns, is_told = self._begin(top)
                 finally:
                     os.close(top)
-                new = self._scan_again(old, how, "auto")
+                new = self._scan_again(old, dataclasses.replace(how, is_kept=True), "auto")
                 if compare(old, new, setter=os.geteuid()):
                     return
                 changed = msgspec.structs.replace(
