@@ -6,7 +6,7 @@ scan takes over nothing that the kernel does not vouch for.
 * A digest is of bytes that were there at one moment: the file's ctime is the same before and after
   the read. A file that keeps changing has no digest, but a ``trouble``, and is never unchanged.
 * A later scan takes over the former entry if device, inode, size, mtime and ctime are as before. No
-  program can set ctime. Three gaps are left, and closed:
+  program can set ctime. Four gaps are left, and closed:
   - The clock of a file system stands still for up to 10 ms, so a file can change twice at one
     ctime. Files that changed after the beginning of the former scan, or less than ``TICK_NS``
     before, are hashed again.
@@ -14,6 +14,8 @@ scan takes over nothing that the kernel does not vouch for.
     So a checkpoint first has the file system write all pages (``begin``). Some file systems, tmpfs
     above all, never set ctime so. ``is_told_by_ctime`` tries on the file system itself. Both
     concern the file system of the root alone: what lies on another, mounted below, is read anew.
+  - ext4 and XFS let a program exchange the contents of two files, and set no time.
+    ``is_told_by_ctime`` believes no file system that knows such a call.
   - A write sets ctime when it begins, and may go on for seconds. So a checkpoint believes the ctime
     of a file only if nobody had the file open for writing before the read (``_is_quiet``).
 * Directories are opened by descriptors and single names (``Directories``), never through a link.
@@ -60,6 +62,11 @@ _ENTRY_BYTES = 1100
 """Measured, with what a comparison and a restore need for an entry."""
 READ_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _F_SETSIG = 10  # fcntl.h
+# EXT4_IOC_MOVE_EXT and XFS_IOC_SWAPEXT, each with -1 for the other file: ext4.h, xfs_fs.h.
+_EXCHANGES = {
+    0xC028660F: struct.pack("=Ii32x", 0, -1),
+    0xC0C0586D: struct.pack("=qqq168x", 0, -1, -1),
+}
 _GET_FLAGS = 0x80086601  # linux/fs.h, of 64-bit kernels
 _FORBIDDING_FLAGS = 0x10 | 0x20  # immutable, append only
 FLAGS = b"flags"
@@ -113,8 +120,9 @@ def begin(top: int) -> int:
 
 
 def is_told_by_ctime(directory: int) -> bool:
-    """Whether the file system sets ctime for each write to a clean page of a mapping. Tries with a
-    file without a name; a file system without such files is not believed. Takes ``TICK_NS``."""
+    """Whether the file system sets ctime for each change of a content, also for a write to a clean
+    page of a mapping. Tries with a file without a name; a file system without such files is not
+    believed. Takes ``TICK_NS``."""
     try:
         fd = os.open(
             f"/proc/self/fd/{directory}", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, mode=0o600
@@ -122,6 +130,8 @@ def is_told_by_ctime(directory: int) -> bool:
     except OSError:
         return False
     try:
+        if _exchanges_contents(fd):
+            return False
         os.ftruncate(fd, mmap.PAGESIZE)
         with mmap.mmap(fd, mmap.PAGESIZE) as page:
             page[0] = 1
@@ -134,6 +144,18 @@ def is_told_by_ctime(directory: int) -> bool:
         return False
     finally:
         os.close(fd)
+
+
+def _exchanges_contents(fd: int) -> bool:
+    """Whether the file system of a file knows a call that exchanges the blocks of two files. The
+    other file is none, so nothing happens."""
+    for call, arguments in _EXCHANGES.items():
+        try:
+            fcntl.ioctl(fd, call, arguments)
+        except OSError as error:
+            if error.errno not in (errno.ENOTTY, errno.EOPNOTSUPP, errno.ENOSYS):
+                return True
+    return False
 
 
 def scan(
