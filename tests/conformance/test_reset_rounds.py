@@ -167,6 +167,26 @@ def test_what_a_program_writes_by_another_name_is_no_fault_of_the_reset(tmp_path
         world.close()
 
 
+READS_NO_PROCESS = """
+from execd.engine import surroundings
+surroundings.SCAN_SECONDS, surroundings.GONE_SECONDS = -1.0, 0.1
+"""
+
+
+@pytest.mark.any_kernel  # and the fault is planted in a daemon of this machine
+def test_processes_that_could_not_all_be_read_are_a_difference(tmp_path: Path) -> None:
+    below = (sys.executable, "-c", PROGRAM.format(fault=READS_NO_PROCESS))
+    world = World(tmp_path, "--namespaces=off", below=below)
+    try:
+        world.checkpoint()
+        found = world.reset()["differences"]["items"]
+        assert [each["message"] for each in found if each["kind"] == "step"] == [
+            "the step halt failed: not all processes could be read"
+        ]
+    finally:
+        world.kill()
+
+
 @pytest.mark.any_kernel  # and the faults are planted in a daemon of this machine
 @pytest.mark.parametrize("name", FAULTS)
 def test_judge_of_resets_sees_each_planted_fault(tmp_path: Path, name: str) -> None:
