@@ -60,7 +60,8 @@ class ResetRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The id of the checkpoint."""
     verify: Literal["auto", "content", "stat"] = "auto"
     """How files are compared at the end. `content`: by SHA-256. `stat`: by inode, size and ctime;
-    writes through `mmap` may escape. `auto`: `content` on tmpfs, `stat` elsewhere."""
+    writes through `mmap` may escape on tmpfs, and contents that two files exchange on ext4 and XFS.
+    `auto`: `content` there, `stat` elsewhere."""
     keep_records: bool = False
     """Keep the records of executions. Their idempotency keys are forgotten all the same."""
 

@@ -49,12 +49,17 @@ class Surroundings(NamedTuple):
 
     def wait_gone(self, former_warden: ProcessIdentity, *, is_in_namespace: bool) -> list[int]:
         """Return the processes of user code that still live after GONE_SECONDS. ``former_warden``:
-        the warden of a dead daemon, which is killed. Blocking."""
-        began = time.monotonic()
+        the warden of a dead daemon, which is killed. Blocking.
+
+        Where no namespace has ended the processes, an empty answer is that of a scan that has read
+        all of them, or of as many scans as end a sweep. Raises TimeoutError: there was none.
+        """
+        began, n_quiet = time.monotonic(), 0
         while True:
+            found, is_whole = self_process.look(SCAN_SECONDS)
             living = [
                 process.pid
-                for process in self_process.descendants(SCAN_SECONDS)
+                for process in found
                 if not process.is_dead and (process.pid, process.start) not in self.processes
             ]
             waited_seconds = time.monotonic() - began
@@ -65,7 +70,12 @@ class Surroundings(NamedTuple):
                         os.kill(former_warden[0], signal.SIGKILL)
             if not is_in_namespace:
                 living += kernel_traces.orphans_of_daemons(MARKER, SCAN_SECONDS)
-            if not living or waited_seconds > GONE_SECONDS:
+            n_quiet = 0 if living else n_quiet + 1
+            if n_quiet and (is_in_namespace or is_whole or n_quiet == self_process.QUIET_SCANS):
+                return living
+            if waited_seconds > GONE_SECONDS:
+                if not living:
+                    raise TimeoutError("not all processes could be read")
                 return living
             time.sleep(PAUSE_SECONDS)
 

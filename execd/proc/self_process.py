@@ -108,13 +108,14 @@ def open_oom_score() -> spawn.OomScore | None:
 
 def descendants(seconds: float) -> list[process_tree.Process]:
     """Return the descendants that a scan finds in ``seconds``, the dead too. Blocking."""
-    return _look(seconds)[0]
+    return look(seconds)[0]
 
 
-def _look(seconds: float) -> tuple[list[process_tree.Process], bool]:
+def look(seconds: float) -> tuple[list[process_tree.Process], bool]:
     """Return the descendants of a scan, and whether the scan read every listed process.
 
     A child of a process that ended between the listing and the read hangs on no chain of parents.
+    Blocking.
     """
     scan = process_tree.Scan()
     is_whole = scan.advance(seconds) and len(scan.processes) == scan.count
@@ -130,7 +131,7 @@ def sweep(seconds: float, spared: frozenset[int] = frozenset()) -> tuple[int, ..
     deadline = time.monotonic() + seconds
     n_quiet = n_whole = 0
     while True:
-        found, is_whole = _look(seconds)
+        found, is_whole = look(seconds)
         living = [process for process in found if process.pid not in spared]
         for process in living:
             # A safe signal: a child keeps its pid until this process waits for the child, and

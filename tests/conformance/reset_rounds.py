@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import found
-from . import eyes
 from .pollutions import TABLE
 from .world import World, is_named
 
 if TYPE_CHECKING:
+    from . import eyes
     from .pollutions import Pollution
 
 DRAWN = [pollution for pollution in TABLE if pollution.is_drawn]
@@ -108,9 +108,14 @@ def sizes(world: World) -> Sizes:
 
 
 def judge_reply(
-    world: World, reply: dict[str, Any], outside: dict[bytes, eyes.Facts]
+    world: World,
+    reply: dict[str, Any],
+    outside: dict[bytes, eyes.Facts],
+    *,
+    has_writers: bool = False,
 ) -> list[eyes.Finding]:
-    """Fail for a false "clean", and for what is not named. Return what the judge finds."""
+    """Fail for a false "clean", and for what is not named. Return what the judge finds.
+    ``outside``, ``has_writers``: see ``World.judge_outside``."""
     findings = world.judge_records() + world.judge()
     differences = reply["differences"]["items"]
     assert reply["clean"] == (reply["differences"]["total"] == 0), reply
@@ -119,7 +124,7 @@ def judge_reply(
     else:
         unnamed = [finding for finding in findings if not is_named(finding, differences)]
         assert not unnamed, f"not named: {unnamed}\n{reply}"
-    touched = list(eyes.compare_files(f"{world.base}/outside", outside, world.see_outside()))
+    touched = world.judge_outside(outside, has_writers=has_writers)
     assert not touched, f"the reset has touched what is outside of the roots: {touched}\n{reply}"
     return findings
 
@@ -164,7 +169,8 @@ class Rounds:
             outside = world.see_outside()
             reply = world.reset(verify=verify)
             world.finish()
-            findings = judge_reply(world, reply, outside)
+            has_writers = any(each.kind == "process" for each in chosen)
+            findings = judge_reply(world, reply, outside, has_writers=has_writers)
             self.n_clean += reply["clean"]
             self.n_named += bool(findings)
             if not reply["clean"]:

@@ -13,7 +13,7 @@ from .. import found
 from .conftest import SHAPES
 from .pollutions import BY_NAME
 from .reset_rounds import Rounds, judge_reply
-from .target import can_start
+from .target import can_start, wait_until
 from .test_judges import PROGRAM
 from .world import World
 
@@ -56,6 +56,17 @@ from execd.files.checkpoints import restore
 restore._set_attributes = lambda *_: None
 """
 )
+WRITES_IN_PLACE = """
+import os
+from execd.files.checkpoints import restore
+def write(self, entry):
+    if entry.type == "file":
+        parent, name = self.directories.open_parent(entry.path)
+        fd = os.open(name, os.O_WRONLY, dir_fd=parent)
+        os.write(fd, b"kept")
+        os.close(fd)
+restore._Restore._replace = write
+"""
 SEES_NO_TRACES = """
 from execd.engine import surroundings
 surroundings.Surroundings.compare = lambda *_, **__: iter(())
@@ -99,6 +110,7 @@ FAULTS = {
     "setuid": (SETS_NO_ATTRIBUTES, "setuid", "require", "mode: "),
     "time": (SETS_NO_ATTRIBUTES, "touched", "require", "modified_ns: "),
     "attributes": (SETS_NO_ATTRIBUTES, "attributes", "require", "attributes: "),
+    "outside": (WRITES_IN_PLACE, "hard_link_from_the_outside", "require", "outside/sub/a"),
     "watched": (VERIFIES_NOTHING, "watched_directory", "require", "watched/passwd"),
     "shared memory": (SEES_NO_TRACES, "dev_shm", "off", "/dev/shm/"),
     "System V": (SEES_NO_TRACES, "system_v", "off", "segment"),
@@ -136,6 +148,43 @@ def test_rounds_that_once_failed_pass(tmp_path: Path) -> None:
             Rounds(world, int(seed)).play(int(number))
         finally:
             world.close()
+
+
+def test_what_a_program_writes_by_another_name_is_no_fault_of_the_reset(tmp_path: Path) -> None:
+    """Seed 12: round 128 of 132 walks `outside` through the link in the place of `home`, and may
+    link `beats`, which the program of round 132 writes until the reset."""
+    world = World(tmp_path)
+    try:
+        world.checkpoint()
+        world.shell("ln outside/beats outside/sub/beats", check=True)
+        BY_NAME["not_dumpable"].pollute(world)
+        outside = world.see_outside()
+        wait_until(lambda: world.see_outside() != outside, 20, "the program writes on")
+        reply = world.reset()
+        assert reply["clean"], reply
+        judge_reply(world, reply, outside, has_writers=True)
+    finally:
+        world.close()
+
+
+READS_NO_PROCESS = """
+from execd.engine import surroundings
+surroundings.SCAN_SECONDS, surroundings.GONE_SECONDS = -1.0, 0.1
+"""
+
+
+@pytest.mark.any_kernel  # and the fault is planted in a daemon of this machine
+def test_processes_that_could_not_all_be_read_are_a_difference(tmp_path: Path) -> None:
+    below = (sys.executable, "-c", PROGRAM.format(fault=READS_NO_PROCESS))
+    world = World(tmp_path, "--namespaces=off", below=below)
+    try:
+        world.checkpoint()
+        found = world.reset()["differences"]["items"]
+        assert [each["message"] for each in found if each["kind"] == "step"] == [
+            "the step halt failed: not all processes could be read"
+        ]
+    finally:
+        world.kill()
 
 
 @pytest.mark.any_kernel  # and the faults are planted in a daemon of this machine

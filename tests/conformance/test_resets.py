@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -102,6 +103,66 @@ def test_reset_ends_everything_and_restores_the_files(sandbox: Target) -> None:
     # The base dir itself has another time, which only its owner can set back.
     assert (done["files"]["restored"], done["files"]["removed"]) in ((1, 1), (2, 1))
     assert [step["name"] for step in done["steps"]][-1] == "verify"
+
+
+def test_hard_link_from_one_root_to_another_is_whole_or_named_after_a_reset(
+    sandbox: Target,
+) -> None:
+    output(sandbox, "mkdir one other; echo x > one/file; ln one/file other/file")
+    made = post(sandbox, "/v1/checkpoints", id="roots", roots=["one", "other"])
+    assert made.status_code == 201, made.text
+    assert not files_of(reset(sandbox, "whole", checkpoint="roots"))
+    output(
+        sandbox, "cp -p one/file copy; mv copy one/file; ln one/file first; ln other/file second"
+    )
+    assert output(sandbox, "stat -c %h one/file other/file") == "2\n2\n"
+    [named] = files_of(reset(sandbox, checkpoint="roots"))
+    assert named.endswith("/one/file")
+
+
+EXCHANGE = """
+import fcntl, os, struct, time
+files = [os.open(path, os.O_RDWR) for path in ("other", "one/file")]
+def call(number, arguments):
+    end = time.monotonic() + 20
+    while True:  # until the kernel has let go of the pages
+        for fd in files:
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        try:
+            return fcntl.ioctl(files[0], number, bytearray(arguments))
+        except OSError as error:
+            if error.errno != 16 or time.monotonic() > end:
+                return print(error)
+was = os.stat("one/file")
+time_of = lambda ns: struct.pack("=qi4x", *divmod(ns, 10**9))
+call(0xC028660F, struct.pack("=IiQQQQ", 0, files[1], 0, 0, 16, 0))  # EXT4_IOC_MOVE_EXT
+info = struct.pack("=Q24xq16x", was.st_ino, was.st_size)
+info += time_of(was.st_mtime_ns) + time_of(was.st_ctime_ns)
+swap = struct.pack("=qqqqq16x", 0, *reversed(files), 0, was.st_size) + info.ljust(136, bytes(1))
+call(0xC0C0586D, swap)  # XFS_IOC_SWAPEXT
+now = os.stat("one/file")
+assert (was.st_ctime_ns, was.st_mtime_ns) == (now.st_ctime_ns, now.st_mtime_ns)
+"""
+
+
+def test_contents_that_files_exchange_without_a_time_come_back(
+    sandbox: Target, tmp_path: Path
+) -> None:
+    output(sandbox, "mkdir one; for f in one/file other; do head -c 64K /dev/urandom > $f; done")
+    before = output(sandbox, "sha256sum one/file")
+    changed_ns = (tmp_path / "base/one/file").stat().st_ctime_ns
+    wait_until(lambda: time.time_ns() > changed_ns + 10**8, 20, "ctime vouches for the file")
+    assert post(sandbox, "/v1/checkpoints", id="one", roots=["one"]).status_code == 201
+    done = post(sandbox, "/v1/executions", argv=["python3", "-c", EXCHANGE]).json()
+    assert done["exit_code"] == 0, done
+    assert not files_of(reset(sandbox, checkpoint="one"))
+    assert output(sandbox, "sha256sum one/file") == before
+
+
+def files_of(answer: dict[str, Any]) -> list[str]:
+    """The files that the answer names; a busy machine may have new mounts too."""
+    return [each["path"] for each in answer["differences"]["items"] if each["kind"] == "file"]
 
 
 @pytest.mark.parametrize("dialect", ["python_runtime", "v1"])

@@ -307,14 +307,31 @@ class World:
         }
 
     def see_outside(self) -> dict[bytes, eyes.Facts]:
-        """What no program of a pollution writes to, unless as a fault of the reset."""
+        """What no program of a pollution writes to by these names."""
         found = eyes.see_files(f"{self.view}/{OUTSIDE}")
-        # A file of a root may have had names outside, and has none after its restore.
         return {
-            path: facts._replace(n_links=0, links=())
-            for path, facts in found.items()
-            if path.split(b"/")[0] in (b"file", b"sub")
+            path: facts for path, facts in found.items() if path.split(b"/")[0] in (b"file", b"sub")
         }
+
+    def judge_outside(
+        self, before: dict[bytes, eyes.Facts], *, has_writers: bool = False
+    ) -> list[Finding]:
+        """What a reset has touched outside of the roots. ``has_writers``: programs lived on between
+        the look ``before`` and the reset, and may have written to a file by another name of it."""
+        shared = {path for path, facts in before.items() if has_writers and facts.n_links > 1}
+
+        def without_links(files: dict[bytes, eyes.Facts]) -> dict[bytes, eyes.Facts]:
+            # A file of a root may have had names outside, and has none after its restore.
+            found = {path: facts._replace(n_links=0, links=()) for path, facts in files.items()}
+            for path in shared & found.keys():
+                found[path] = found[path]._replace(size=0, content=b"", modified_ns=0)
+            return found
+
+        return list(
+            eyes.compare_files(
+                f"{self.base}/{OUTSIDE}", without_links(before), without_links(self.see_outside())
+            )
+        )
 
     def see_inside(self) -> dict[str, Any]:
         """By a command. A program of user code may be `python3`, so the answer may be anything."""

@@ -1,15 +1,17 @@
 """The changes between two manifests of a root. Pure.
 
 A file has changed if its content, its owner, its attributes or its hard links differ. Device, inode
-and ctime are no change: a restored file has others. The time of the last change of the content
-counts only for a restore and its proof (``setter``): a harness that takes the work of an agent does
-not ask who called touch(1). The times of watched directories never count, since a file that was
-made and removed again leaves nothing else. Nor does the time of a directory of another user, as a
-volume of Kubernetes is: only the owner can set it.
+and ctime are no change: a restored file has others. But a file with a further name outside of the
+root is another file if the inode differs. The time of the last change of the content counts only
+for a restore and its proof (``setter``): a harness that takes the work of an agent does not ask who
+called touch(1). The times of watched directories never count, since a file that was made and
+removed again leaves nothing else. Nor does the time of a directory of another user, as a volume of
+Kubernetes is: only the owner can set it.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from execd.files.checkpoints.entries import Manifest, TreeChange, TreeEntry
@@ -23,6 +25,7 @@ def compare(old: Manifest, new: Manifest, *, setter: int | None = None) -> list[
     times of content count too."""
     were = {entry.path: entry for entry in old.entries}
     groups, old_groups = link_groups(new), link_groups(old)
+    n_inside = Counter(old_groups.values())
     changes: list[TreeChange] = []
     for entry in new.entries:
         was = were.pop(entry.path, None)
@@ -33,7 +36,10 @@ def compare(old: Manifest, new: Manifest, *, setter: int | None = None) -> list[
                 continue
             changes.append(TreeChange(new.root, "created", None, entry))
             continue
-        has_other_links = groups.get(entry.path) != old_groups.get(entry.path)
+        group = old_groups.get(entry.path)
+        has_other_links = groups.get(entry.path) != group or (
+            group is not None and n_inside[group] < was.n_links and was.inode != entry.inode
+        )
         counts_time = setter is not None and (
             entry.type != "directory" or (old.has_content and setter in (0, entry.uid))
         )

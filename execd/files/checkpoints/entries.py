@@ -56,7 +56,7 @@ class Manifest(msgspec.Struct, frozen=True):
     """When the scan began, by the clock of the file system. A file that changed later, or shortly
     before, may change again and keep its ctime: a scan never takes over its digest."""
     is_told_by_ctime: bool = False
-    """Whether the file system sets ctime for each write, also for a write through a mapping."""
+    """Whether the file system sets ctime for each change of a content: see ``scan``."""
     holders: set[bytes] = set()
     """Of a scan: the directories with excluded paths in or below them. Of these, those that were
     created since a checkpoint are no difference, and stay."""

@@ -132,6 +132,7 @@ class Operations:
     def _scan_new(self, place: RootPlace, how: Scanning) -> Manifest:
         """Scan what is believed later on. Raises Conflict, PayloadTooLarge."""
         began = self._begin(place.directory)
+        how = how._replace(is_kept=True)
         manifest = scan(place.directory, place.path, how, has_content=place.has_content)
         return Manifest(place.path, place.has_content, _without_troubles(manifest), *began)
 
@@ -237,14 +238,14 @@ class Operations:
                 found = [Trouble(manifest.root, error.message)]
             else:
                 found = [_difference(each) for each in compare(manifest, new, setter=os.geteuid())]
-                is_stale = is_stale or _is_stale(manifest, new)
+                is_stale = is_stale or _is_stale(manifest, new, how)
             n_differences += len(found)
             differences += found[: MAX_DIFFERENCES - len(differences)]
         if is_stale and not n_differences:
-            self._renew(stored, scanning)
+            self._renew(stored, scanning, how)
         return Verified("content" if is_by_content else "stat", differences, n_differences)
 
-    def _renew(self, stored: StoredCheckpoint, how: Scanning) -> None:
+    def _renew(self, stored: StoredCheckpoint, how: Scanning, by: How) -> None:
         """Give the checkpoint the inodes and ctimes of files that were restored, or else each scan
         hashes all files that were ever restored. The scan begins as that of a new checkpoint,
         since a digest is believed for as long as ctime stays."""
@@ -253,7 +254,7 @@ class Operations:
             for old in stored.manifests:
                 with held(open_again(old.root)) as top:
                     began = self._begin(top)
-                new = self._scan_again(old, how, "auto")
+                new = self._scan_again(old, how._replace(is_kept=True), by)
                 if compare(old, new, setter=os.geteuid()):
                     return
                 entries = _without_troubles(new)
@@ -293,10 +294,10 @@ def _former(manifest: Manifest, how: How) -> Manifest | None:
     return manifest if how == "stat" or manifest.is_told_by_ctime else None
 
 
-def _is_stale(manifest: Manifest, new: Manifest) -> bool:
+def _is_stale(manifest: Manifest, new: Manifest, by: How) -> bool:
     """Whether many files are as in the checkpoint, and ctime cannot vouch for them. ``new``: a scan
     that has found no difference."""
-    if _former(manifest, "auto") is None:
+    if _former(manifest, by) is None:
         return False
     known = {entry.path: entry.changed_ns for entry in manifest.entries}
     sizes = [

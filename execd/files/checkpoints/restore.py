@@ -188,7 +188,7 @@ class RootRestore:
                     of = {"src_dir_fd": first_parent, "dst_dir_fd": parent}
                     os.link(first_name, temporary, **of, follow_symlinks=False)
                 if not replace(parent, temporary, parent, name, entry.mode):
-                    self._set_attributes(parent, name, entry)  # of a mounted file
+                    self._set_attributes(parent, name, entry, is_mounted=True)
             except BaseException:
                 with contextlib.suppress(OSError):
                     os.unlink(temporary, dir_fd=parent)
@@ -226,16 +226,21 @@ class RootRestore:
         self._touched.add(path.rpartition(b"/")[0])
 
     def _set_attributes(
-        self, parent: int, name: bytes, entry: TreeEntry, scanned: TreeEntry | None = None
+        self,
+        parent: int,
+        name: bytes,
+        entry: TreeEntry,
+        scanned: TreeEntry | None = None,
+        *,
+        is_mounted: bool = False,
     ) -> None:
         fd, info = open_and_stat(name, _ENTRY, parent)
         with held(fd):
             if stat.S_ISDIR(info.st_mode) != (entry.type == "directory"):
                 raise TreeChanged
-            if scanned is not None and (
-                identity(info) != (scanned.device, scanned.inode)
-                or info.st_nlink != scanned.n_links
-            ):
+            if entry.type != "directory" and not is_mounted and info.st_nlink > 1:
+                raise TreeChanged  # a link, and the other name may be outside of the root
+            if scanned is not None and identity(info) != (scanned.device, scanned.inode):
                 raise TreeChanged
             if entry.type == "link":
                 _set_attributes(b"/proc/self/fd/%d/" % parent + name, info, entry)

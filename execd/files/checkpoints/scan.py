@@ -6,7 +6,7 @@ scan takes over nothing that the kernel does not vouch for.
 * A digest is of bytes that were there at one moment: the file's ctime is the same before and after
   the read. A file that keeps changing has no digest, but a ``trouble``, and is never unchanged.
 * A later scan takes over the former entry if device, inode, size, mtime and ctime are as before. No
-  program can set ctime. Two gaps are left, and closed:
+  program can set ctime. Four gaps are left, and closed:
   - The clock of a file system stands still for up to 10 ms, so a file can change twice at one
     ctime. Files that changed after the beginning of the former scan, or less than ``TICK_NS``
     before, are hashed again.
@@ -14,6 +14,10 @@ scan takes over nothing that the kernel does not vouch for.
     So a checkpoint first has the file system write all pages (``begin``). Some file systems, tmpfs
     above all, never set ctime so. ``is_told_by_ctime`` tries on the file system itself. Both
     concern the file system of the root alone: what lies on another, mounted below, is read anew.
+  - ext4 and XFS let a program exchange the contents of two files, and set no time.
+    ``is_told_by_ctime`` believes no file system that knows such a call.
+  - A write sets ctime when it begins, and may go on for seconds. So a checkpoint believes the ctime
+    of a file only if nobody had the file open for writing before the read (``_is_quiet``).
 * Directories are opened by descriptors and single names (``Directories``), never through a link.
 """
 
@@ -24,10 +28,12 @@ import errno
 import fcntl
 import mmap
 import os
+import signal
 import stat
 import struct
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
@@ -55,6 +61,12 @@ MAX_MANIFEST_BYTES = 256 << 20
 _ENTRY_BYTES = 1100
 """Measured, with what a comparison and a restore need for an entry."""
 READ_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_F_SETSIG = 10  # fcntl.h
+# EXT4_IOC_MOVE_EXT and XFS_IOC_SWAPEXT, each with -1 for the other file: ext4.h, xfs_fs.h.
+_EXCHANGES = {
+    0xC028660F: struct.pack("=Ii32x", 0, -1),
+    0xC0C0586D: struct.pack("=qqq168x", 0, -1, -1),
+}
 _GET_FLAGS = 0x80086601  # linux/fs.h, of 64-bit kernels
 _FORBIDDING_FLAGS = 0x10 | 0x20  # immutable, append only
 FLAGS = b"flags"
@@ -91,6 +103,8 @@ class Scanning(NamedTuple):
     cleared: Cleared | None = None
     """Of a restore: its scan gives directories all rights of the owner, and removes files with
     names that are not wanted. An entry for each would take more memory than a sandbox may have."""
+    is_kept: bool = False
+    """The manifest will be a later scan's ``former``."""
 
 
 def begin(top: int) -> int:
@@ -103,10 +117,13 @@ def begin(top: int) -> int:
 
 
 def is_told_by_ctime(directory: int) -> bool:
-    """Whether the file system sets ctime for each write to a clean page of a mapping. Tries with a
-    file without a name; a file system without such files is not believed. Takes ``TICK_NS``."""
+    """Whether the file system sets ctime for each change of a content, also for a write to a clean
+    page of a mapping. Tries with a file without a name; a file system without such files is not
+    believed. Takes ``TICK_NS``."""
     try:
         with held(reopen(directory, os.O_TMPFILE | os.O_RDWR)) as fd:
+            if _exchanges_contents(fd):
+                return False
             os.ftruncate(fd, mmap.PAGESIZE)
             with mmap.mmap(fd, mmap.PAGESIZE) as page:
                 page[0] = 1
@@ -117,6 +134,18 @@ def is_told_by_ctime(directory: int) -> bool:
                 return os.fstat(fd).st_ctime_ns != before
     except OSError:
         return False
+
+
+def _exchanges_contents(fd: int) -> bool:
+    """Whether the file system of a file knows a call that exchanges the blocks of two files. The
+    other file is none, so nothing happens."""
+    for call, arguments in _EXCHANGES.items():
+        try:
+            fcntl.ioctl(fd, call, arguments)
+        except OSError as error:
+            if error.errno not in (errno.ENOTTY, errno.EOPNOTSUPP, errno.ENOSYS):
+                return True
+    return False
 
 
 def scan(
@@ -150,7 +179,8 @@ def scan(
         and not entry.trouble
         and (wanted is None or run.is_wanted_size(entry))
     ]
-    found = how.crew.share(top, [entries[index] for index in missing], hashed, how.stop)
+    work = partial(hashed, is_kept=how.is_kept)
+    found = how.crew.share(top, [entries[index] for index in missing], work, how.stop)
     for index, entry in zip(missing, found, strict=True):
         entries[index] = entry
     return Manifest(root, has_content, entries, holders=run.holders)
@@ -367,22 +397,39 @@ def make_entry(
     )
 
 
-def hashed(place: Place, entry: TreeEntry) -> TreeEntry:
+def hashed(place: Place, entry: TreeEntry, *, is_kept: bool = False) -> TreeEntry:
     """Return the entry of a file with the digest of its content, and with the facts of that
-    moment; with a trouble if the content cannot be read."""
+    moment; with a trouble if the content cannot be read. ``is_kept``: see ``Scanning``."""
     try:
         parent, name = place.directories.open_parent(entry.path)
         fd, before = open_and_stat(name, READ_FILE, parent)
         with held(fd):
             if stat.S_ISREG(before.st_mode):
+                is_quiet = not is_kept or _is_quiet(fd)
                 digest = digest_of(place, fd)
                 attributes = attributes_and_flags(fd)
                 after = os.fstat(fd)
                 if (after.st_ctime_ns, after.st_size) == (before.st_ctime_ns, before.st_size):
-                    return make_entry(entry.path, after, attributes, digest=digest)
+                    found = make_entry(entry.path, after, attributes, digest=digest)
+                    return found if is_quiet else replace(found, changed_ns=0)
     except OSError as error:
         return replace(entry, trouble=reason_of(error))
     return replace(entry, trouble="changed while it was read")
+
+
+def _is_quiet(fd: int) -> bool:
+    """Whether nobody who could has the file ``fd`` (O_RDONLY) open for writing, as far as the
+    kernel tells: it gives a lease on such a file to nobody, and none on a file of another user."""
+    try:
+        # Whoever opens the file at this moment waits for the release, and the signal is ignored.
+        fcntl.fcntl(fd, _F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except PermissionError:
+        return not os.access(f"/proc/self/fd/{fd}", os.W_OK, effective_ids=True)
+    except OSError:
+        return False
+    return True
 
 
 def digest_of(place: Place, fd: int) -> bytes:

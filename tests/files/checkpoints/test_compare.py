@@ -78,6 +78,15 @@ def test_hard_links_to_another_file_are_a_change() -> None:
     assert kinds(old, new) == [(b"b", "modified"), (b"c", "modified"), (b"d", "modified")]
 
 
+def test_a_file_with_a_name_outside_of_the_root_has_its_inode() -> None:
+    was, other = changed(n_links=2), changed(n_links=2, inode=7)
+    assert kinds([was], [other]) == [(b"f", "modified")]
+    assert kinds([was], [changed(n_links=2, device=9, changed_ns=9)]) == []
+    inside = [changed(path=name, n_links=2) for name in (b"a", b"b")]
+    restored = [changed(path=name, n_links=2, inode=7) for name in (b"a", b"b")]
+    assert kinds(inside, restored) == []
+
+
 def test_changes_come_in_the_order_of_a_walk() -> None:
     old = [changed(path=name) for name in (b"a-b", b"z")]
     new = [changed(path=name) for name in (b"a/b", b"a", b"b")]

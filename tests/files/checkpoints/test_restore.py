@@ -17,13 +17,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from execd.errors import PayloadTooLarge
-from execd.files.checkpoints import scan
+from execd.files.checkpoints import restore, scan
 from tests.files.checkpoints.conftest import NAMES, Desk, facts, make_tree, settle
 from tests.files.conftest import unprivileged
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from execd.files.checkpoints.entries import TreeEntry
     from execd.files.checkpoints.operations import How
 
 
@@ -255,6 +256,32 @@ def test_nothing_outside_is_touched_while_directories_become_links(
         swapping.wait()
     after = {name: (outside / name).stat() for name in os.listdir(outside)}
     assert after == before
+
+
+def test_nothing_outside_is_touched_by_a_link_in_the_place_of_a_new_file(
+    desk: Desk, base: Path, outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """User code links in the moment between the making of the file and its attributes."""
+    (base / "file").write_text("kept")
+    (base / "file").chmod(0o640)
+    (outside / "secret").write_text("outside")
+    desk.create()
+    (base / "file").unlink()
+    before = (outside / "secret").stat()
+    make = restore._Restore._make
+
+    def swap(self: restore._Restore, entry: TreeEntry, parent: int, name: bytes) -> None:
+        make(self, entry, parent, name)
+        os.unlink(name, dir_fd=parent)
+        os.link(outside / "secret", name, dst_dir_fd=parent)
+
+    monkeypatch.setattr(restore._Restore, "_make", swap)
+    [trouble] = desk.restore().troubles
+    assert trouble.path == str(base / "file")
+    after = (outside / "secret").stat()
+    assert (after.st_mode, after.st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
+    monkeypatch.undo()
+    desk.restore_all()
 
 
 names = st.sampled_from(NAMES)
