@@ -122,7 +122,7 @@ def is_told_by_ctime(directory: int) -> bool:
     believed. Takes ``TICK_NS``."""
     try:
         with held(reopen(directory, os.O_TMPFILE | os.O_RDWR)) as fd:
-            if _exchanges_contents(fd):
+            if _exchanges_contents(fd) or not _tells_writers(fd):
                 return False
             os.ftruncate(fd, mmap.PAGESIZE)
             with mmap.mmap(fd, mmap.PAGESIZE) as page:
@@ -419,17 +419,33 @@ def hashed(place: Place, entry: TreeEntry, *, is_kept: bool = False) -> TreeEntr
 
 def _is_quiet(fd: int) -> bool:
     """Whether nobody who could has the file ``fd`` (O_RDONLY) open for writing, as far as the
-    kernel tells: it gives a lease on such a file to nobody, and none on a file of another user."""
+    kernel tells: it gives a lease on such a file to nobody, and none on a file of another user.
+    Where it gives none at all, only a caller who asks for ``stat`` believes ctime."""
     try:
-        # Whoever opens the file at this moment waits for the release, and the signal is ignored.
-        fcntl.fcntl(fd, _F_SETSIG, signal.SIGURG)
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        _lease(fd)
     except PermissionError:
         return not os.access(f"/proc/self/fd/{fd}", os.W_OK, effective_ids=True)
-    except OSError:
-        return False
+    except OSError as error:
+        return error.errno != errno.EAGAIN
     return True
+
+
+def _lease(fd: int) -> None:
+    """Take a read lease, and give it back. Raises OSError: EAGAIN if the file is open for writing,
+    EINVAL where there are no leases (gVisor)."""
+    # Whoever opens the file at this moment waits for the release, and the signal is ignored.
+    fcntl.fcntl(fd, _F_SETSIG, signal.SIGURG)
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+
+
+def _tells_writers(fd: int) -> bool:
+    """Whether the file system says that ``fd``, which is open for writing, is."""
+    try:
+        _lease(fd)
+    except OSError as error:
+        return error.errno == errno.EAGAIN
+    return False
 
 
 def digest_of(place: Place, fd: int) -> bytes:
