@@ -61,11 +61,11 @@ import os
 from execd.files.checkpoints import restore
 def write(self, entry):
     if entry.type == "file":
-        parent, name = self.directories.open_parent(entry.path)
+        parent, name = self._directories.open_parent(entry.path)
         fd = os.open(name, os.O_WRONLY, dir_fd=parent)
         os.write(fd, b"kept")
         os.close(fd)
-restore._Restore._replace = write
+restore.RootRestore._replace = write
 """
 SEES_NO_TRACES = """
 from execd.engine import surroundings

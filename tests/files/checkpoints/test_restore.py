@@ -268,14 +268,14 @@ def test_nothing_outside_is_touched_by_a_link_in_the_place_of_a_new_file(
     desk.create()
     (base / "file").unlink()
     before = (outside / "secret").stat()
-    make = restore._Restore._make
+    make = restore.RootRestore._make
 
-    def swap(self: restore._Restore, entry: TreeEntry, parent: int, name: bytes) -> None:
+    def swap(self: restore.RootRestore, entry: TreeEntry, parent: int, name: bytes) -> None:
         make(self, entry, parent, name)
         os.unlink(name, dir_fd=parent)
         os.link(outside / "secret", name, dst_dir_fd=parent)
 
-    monkeypatch.setattr(restore._Restore, "_make", swap)
+    monkeypatch.setattr(restore.RootRestore, "_make", swap)
     [trouble] = desk.restore().troubles
     assert trouble.path == str(base / "file")
     after = (outside / "secret").stat()
