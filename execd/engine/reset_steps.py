@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from execd.engine.executions.execution import Execution
     from execd.engine.store.journal import ResetBegun
     from execd.engine.surroundings import Surroundings
-    from execd.files.checkpoints.entries import Checkpoint, Trouble
+    from execd.files.checkpoints.entries import Checkpoint
+    from execd.files.checkpoints.restore import Restored
 
 # How long executions may take to end after KILL, replies to be sent after that, and cancelled
 # requests and threads to leave.
@@ -54,7 +55,7 @@ class ResetRun:
         self.is_late = is_late
         self.is_journaled = is_late
         self.differences = ResetDifferences(items=[], total=0)
-        self.troubles: Sequence[Trouble] = ()
+        self.restored: Restored | None = None
         self.files = ResetFiles(restored=0, removed=0, unchanged=0)
         self.verified_by = ""
         self.living: set[int] = set()
@@ -153,7 +154,7 @@ class ResetSteps:
                 message = f"the later checkpoint {id!r} cannot be removed: {why}"
                 run.differences.add("step", message)
         found = await self._parts.checkpoints.restore(run.begun.checkpoint, run.begun.verify)
-        run.troubles = found.troubles
+        run.restored = found
         run.files = ResetFiles(
             restored=found.restored, removed=found.removed, unchanged=found.unchanged
         )
@@ -180,9 +181,12 @@ class ResetSteps:
         ):
             message = f"the image's program cannot start again: {why}"
             run.differences.add("entrypoint", message)
-        found = await self._parts.checkpoints.verify(run.begun.checkpoint, run.begun.verify)
+        # Where anything is amiss, a process may have lived beside the restore.
+        after = run.restored if not run.differences.total else None
+        found = await self._parts.checkpoints.verify(run.begun.checkpoint, run.begun.verify, after)
         run.verified_by = found.verified_by
-        reasons = {trouble.path: trouble.message for trouble in run.troubles}
+        troubles = [] if run.restored is None else run.restored.troubles
+        reasons = {trouble.path: trouble.message for trouble in troubles}
         for difference in found.differences:
             message, reason = difference.message, reasons.pop(difference.path, "")
             message = f"{message}; {reason}" if reason else message

@@ -3,9 +3,10 @@
 Every call runs on a thread that acts as the user of commands. ``Own`` runs the steps that need the
 daemon's own rights: those in the daemon's folder.
 
-A restore and its verification scan the tree twice, and with ``content`` hash it twice. What the
-restore's scan has read is no proof: the file may have changed while the restore went on, and where
-only ``content`` tells, ctime does not say so.
+A reset's restore and verification scan the tree twice, and read a content twice only where the
+restore has changed something. What the restore's scan has read counts as long as ctime stays: user
+code has ended before, so nobody is left who could change a content behind ctime. (If a process
+lives on, the reset is not clean anyway.) No kind of restore believes what it has written itself.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from execd.files.resolve import held, open_and_stat
 from execd.files.write import TEMPORARY_PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from execd.files.checkpoints.crew import Crew, Place
     from execd.files.root import Root
@@ -191,11 +192,11 @@ class Operations:
         """Return all changes since. Raises PayloadTooLarge, Conflict, and what ``blame``
         returns."""
         how = self._scanning(stored.facts.exclude, stop)
-        return [
-            change
-            for manifest in stored.manifests
-            for change in compare(manifest, self._scan_again(manifest, how, "auto"))
-        ]
+        changes: list[TreeChange] = []
+        for manifest in stored.manifests:
+            new = self._scan_again(manifest, how, _former(manifest, "auto"))
+            changes += compare(manifest, new)
+        return changes
 
     def restore(self, stored: StoredCheckpoint, how: How, stop: Callable[[], bool]) -> Restored:
         """Make the roots as they were. Raises nothing for a single file."""
@@ -217,7 +218,9 @@ class Operations:
         """Raises ExecdError."""
         shelf = self._own(self._shelf)
         with held(open_again(manifest.root, makes=True)) as top:
+            began_ns = time.time_ns()
             new = scan(top, manifest.root, how, _former(manifest, by), wanted=manifest)
+            done.seen[manifest.root] = replace(new, began_ns=began_ns)
             changes = compare(manifest, new, setter=os.geteuid())
 
             def open_content(digest: bytes) -> int:
@@ -225,15 +228,23 @@ class Operations:
 
             RootRestore(manifest, top, how, open_content, new.holders, done).undo(changes)
 
-    def verify(self, stored: StoredCheckpoint, how: How, stop: Callable[[], bool]) -> Verified:
-        """Compare all directories with the checkpoint, and believe nothing else."""
+    def verify(
+        self,
+        stored: StoredCheckpoint,
+        how: How,
+        stop: Callable[[], bool],
+        seen: Mapping[str, Manifest] | None = None,
+    ) -> Verified:
+        """Compare all directories with the checkpoint, and believe nothing else. ``seen``: what a
+        restore has read after the end of user code."""
         scanning = self._scanning(stored.facts.exclude, stop)
         differences: list[Trouble] = []
         n_differences, is_by_content, is_stale = 0, True, False
         for manifest in stored.manifests:
             is_by_content = is_by_content and _former(manifest, how) is None
             try:
-                new = self._scan_again(manifest, scanning, how, wanted=manifest)
+                former = (seen or {}).get(manifest.root) or _former(manifest, how)
+                new = self._scan_again(manifest, scanning, former, wanted=manifest)
             except ExecdError as error:
                 found = [Trouble(manifest.root, error.message)]
             else:
@@ -254,7 +265,7 @@ class Operations:
             for old in stored.manifests:
                 with held(open_again(old.root)) as top:
                     began = self._begin(top)
-                new = self._scan_again(old, how._replace(is_kept=True), by)
+                new = self._scan_again(old, how._replace(is_kept=True), _former(old, by))
                 if compare(old, new, setter=os.geteuid()):
                     return
                 entries = _without_troubles(new)
@@ -275,10 +286,14 @@ class Operations:
         return fd
 
     def _scan_again(
-        self, manifest: Manifest, how: Scanning, by: How, wanted: Manifest | None = None
+        self,
+        manifest: Manifest,
+        how: Scanning,
+        former: Manifest | None,
+        wanted: Manifest | None = None,
     ) -> Manifest:
         """Raises ExecdError."""
-        former, is_kept = _former(manifest, by), manifest.has_content
+        is_kept = manifest.has_content
         with held(open_again(manifest.root)) as top:
             return scan(top, manifest.root, how, former, has_content=is_kept, wanted=wanted)
 

@@ -52,6 +52,8 @@ class Restored(msgspec.Struct):
     unchanged: int = 0
     troubles: list[Trouble] = []
     """What could not be restored."""
+    seen: dict[str, Manifest] = {}
+    """The scan of each root before the restore."""
 
 
 class RootRestore:

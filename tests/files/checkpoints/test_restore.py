@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from execd.errors import PayloadTooLarge
 from execd.files.checkpoints import restore, scan
@@ -282,6 +283,28 @@ def test_nothing_outside_is_touched_by_a_link_in_the_place_of_a_new_file(
     assert (after.st_mode, after.st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
     monkeypatch.undo()
     desk.restore_all()
+
+
+def test_verification_reads_again_what_has_changed_since_the_scan_of_the_restore(
+    desk: Desk, base: Path
+) -> None:
+    for name in ("taken", "written", "replaced"):
+        (base / name).write_text(name)
+    desk.create()
+    (base / "replaced").write_text("changed!")
+    settle()
+    done = desk.restore("content")
+    [seen] = done.seen.values()
+    wrong = [replace(each, digest=bytes(32)) if each.digest else each for each in seen.entries]
+    done.seen[seen.root] = replace(seen, entries=wrong)
+    info = (base / "written").stat()
+    (base / "written").write_text("WRITTEN")
+    os.utime(base / "written", ns=(info.st_atime_ns, info.st_mtime_ns))
+    found = desk.operations.verify(desk.stored, "content", desk.stops, done.seen)
+    assert [each.path for each in found.differences] == [f"{base}/taken", f"{base}/written"]
+    (base / "taken").unlink()  # of which only the planted digest was wrong
+    (base / "written").write_text("written")
+    desk.restore_all("content")
 
 
 names = st.sampled_from(NAMES)
