@@ -7,18 +7,15 @@ Before each reset a program changes ``CHANGED`` files, and another program stays
 Beside the reset: the script that people run through ``/execute`` (pkill, git reset, git clean),
 which verifies nothing; and a new daemon in a new sandbox, whose workspace is empty.
 
-The workspace is on the sandbox's root file system. In gVisor that is an overlay in memory, so
-``auto`` reads all content there, and ``stat`` is what a caller may ask for who knows better.
+Workspace and state dir are on a disk natively, and in memory (tmpfs) in gVisor. ``auto`` reads all
+content in gVisor, and ``stat`` is what a caller may ask for who knows better.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -109,34 +106,25 @@ def timed(act: Callable[[], object]) -> float:
 
 
 def measure(place: Place, n_files: int, n_bytes: int, n_rounds: int) -> None:
-    base = tempfile.mkdtemp(prefix="execd-resets-", dir="/var/tmp")
-    Path(base).chmod(0o777)
-    flags = (
-        *(f"--base-dir={base}", f"--checkpoint-bytes={STATE_BYTES}"),
-        *(f"--state-bytes={STATE_BYTES}", f"--state-dir={base}-state"),
-    )
+    flags = (f"--checkpoint-bytes={STATE_BYTES}", f"--state-bytes={STATE_BYTES}")
     times: dict[str, list[float]] = {}
-    try:
-        with place.serving("execd", *flags) as server:
-            workspace = Workspace(server.port, n_files, n_bytes)
-            ways: dict[str, Callable[[], object]] = {
-                "reset, verified by stat": lambda: workspace.reset("stat"),
-                "reset, verified by content": lambda: workspace.reset("content"),
-            }
-            if workspace.has_git:
-                ways["pkill, git reset and git clean"] = workspace.clean_by_script
-            # git gives the files other times: after its rounds all of them would be restored.
-            for name, act in ways.items():
-                for number in range(n_rounds):
-                    workspace.spoil(number)
-                    times.setdefault(name, []).append(timed(act))
-            workspace.close()
-        for _ in range(n_rounds):
-            with place.serving("execd") as server:
-                times.setdefault("new daemon, empty workspace", []).append(server.start_seconds)
-    finally:
-        shutil.rmtree(base, ignore_errors=True)
-        shutil.rmtree(f"{base}-state", ignore_errors=True)
+    with place.serving("execd", *flags) as server:
+        workspace = Workspace(server.port, n_files, n_bytes)
+        ways: dict[str, Callable[[], object]] = {
+            "reset, verified by stat": lambda: workspace.reset("stat"),
+            "reset, verified by content": lambda: workspace.reset("content"),
+        }
+        if workspace.has_git:
+            ways["pkill, git reset and git clean"] = workspace.clean_by_script
+        # git gives the files other times: after its rounds all of them would be restored.
+        for name, act in ways.items():
+            for number in range(n_rounds):
+                workspace.spoil(number)
+                times.setdefault(name, []).append(timed(act))
+        workspace.close()
+    for _ in range(n_rounds):
+        with place.serving("execd") as server:
+            times.setdefault("new daemon, empty workspace", []).append(server.start_seconds)
     print(f"{place.name}: {n_files} files, {n_bytes >> 20} MiB, {CHANGED} changed")
     print(f"  {workspace.checkpoint_seconds:7.2f} s  checkpoint")
     for name, found in times.items():
