@@ -112,8 +112,8 @@ class Surroundings(NamedTuple):
                 message = f"{name}: {_since(name in now.objects)}"
                 yield ResetDifference(kind="object", message=message)
             queues: frozenset[str] | None = frozenset()
-            pid = warden.pid
-            if not now.has_queues and (pid is None or kernel_traces.may_make_queues(pid)):
+            may_raise = "SYS_RESOURCE" in warden.root_capabilities  # setrlimit(2)
+            if not now.has_queues and (may_raise or kernel_traces.may_make_queues(warden.pid)):
                 queues = kernel_traces.list_hidden_queues()
             if queues is None:
                 message = "POSIX queues cannot be listed: mount /dev/mqueue into the container"

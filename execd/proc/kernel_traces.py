@@ -95,12 +95,12 @@ def read() -> KernelTraces:
     return KernelTraces(frozenset(_sockets()), mounts, frozenset(objects), _names(SHM), has_queues)
 
 
-def may_make_queues(pid: int) -> bool:
-    """Tell whether the process and its children may make POSIX queues: see
-    ``refuse_unlisted_queues``. The bounding set keeps the children from raising the limit."""
+def may_make_queues(pid: int | None) -> bool:
+    """Tell whether a process may make POSIX queues, see ``refuse_unlisted_queues``. None, or ended:
+    the limit is not known."""
     try:
-        return resource.prlimit(pid, resource.RLIMIT_MSGQUEUE) != (0, 0)
-    except OSError:  # the process has ended
+        return pid is None or resource.prlimit(pid, resource.RLIMIT_MSGQUEUE) != (0, 0)
+    except OSError:
         return True
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import socket
@@ -13,6 +14,7 @@ from execd.proc import kernel_traces
 from tests.gvisor import is_gvisor
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -55,45 +57,41 @@ def test_listening_sockets_of_each_kind_are_found(tmp_path: Path) -> None:
         assert kernel_traces.without_foreign(new, user_uid=os.geteuid(), living=()) == []
 
 
-def test_a_socket_is_user_codes_if_only_user_code_holds_it() -> None:
+@contextlib.contextmanager
+def listening(code: str = "") -> Iterator[tuple[int, frozenset[kernel_traces.ListeningSocket]]]:
+    """A process that runs ``code``, and then listens: its pid, and its socket."""
     before = kernel_traces.read().sockets
     with subprocess.Popen(
-        [sys.executable, "-c", HOLDER],
+        [sys.executable, "-c", code + HOLDER],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     ) as holder:
         assert holder.stdout is not None
         port = int(holder.stdout.readline())
-        new = {one for one in kernel_traces.read().sockets - before if one.port == port}
+        now = kernel_traces.read().sockets
+        yield holder.pid, frozenset(one for one in now - before if one.port == port)
+        holder.kill()
+
+
+def test_a_socket_is_user_codes_if_only_user_code_holds_it() -> None:
+    with listening() as (pid, new):
         assert len(new) == 1
 
-        def found(uid: int, living: tuple[int, ...]) -> list[int]:
-            sockets = kernel_traces.without_foreign(new, user_uid=uid, living=living)
-            return [one.port for one in sockets]
+        def found(uid: int, living: tuple[int, ...]) -> frozenset[kernel_traces.ListeningSocket]:
+            return frozenset(kernel_traces.without_foreign(new, user_uid=uid, living=living))
 
-        assert found(os.geteuid(), ()) == [], "another process holds it"
-        assert found(os.geteuid(), (holder.pid,)) == [port]
-        assert found(os.geteuid() + 1, (holder.pid,)) == [], "another user's"
-        holder.kill()
+        assert found(os.geteuid(), ()) == frozenset(), "another process holds it"
+        assert found(os.geteuid(), (pid,)) == new
+        assert found(os.geteuid() + 1, (pid,)) == frozenset(), "another user's"
 
 
 @pytest.mark.linux_only("gVisor shows the descriptors of every process of a user")
 def test_a_socket_is_not_user_codes_where_another_process_hides_its_descriptors() -> None:
     hide = "import ctypes; ctypes.CDLL(None).prctl(4, 0)\n"  # PR_SET_DUMPABLE
-    before = kernel_traces.read().sockets
-    with subprocess.Popen(
-        [sys.executable, "-c", hide + HOLDER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as holder:
-        assert holder.stdout is not None
-        port = int(holder.stdout.readline())
-        new = {one for one in kernel_traces.read().sockets - before if one.port == port}
-        looked = kernel_traces.without_foreign(new, user_uid=os.geteuid(), living=())
-        holder.kill()
-    assert (len(new), looked) == (1, [])
+    with listening(hide) as (_, new):
+        assert len(new) == 1
+        assert kernel_traces.without_foreign(new, user_uid=os.geteuid(), living=()) == []
 
 
 @pytest.mark.parametrize("kind", ["shm", "msg", "sem"])
