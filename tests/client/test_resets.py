@@ -12,7 +12,6 @@ from execd_client.calls import Patience
 from execd_client.checkpointing import reset
 from execd_client.effects import Cut, Send
 from tests.client.conftest import AT_ONCE
-from tests.client.mcp_server.conftest import call, refused, stdio
 from tests.client.plays import Clock, play
 from tests.conformance.target import TERMINATED, Target, start
 
@@ -87,17 +86,6 @@ def test_who_waits_for_a_command_learns_of_the_reset(sandbox: Execd, url: str) -
         raise AssertionError("the stream has no end")
 
     assert asyncio.run(work()) == ("reset", 137)
-
-
-async def test_model_goes_on_after_somebody_elses_reset(target: Target, sandbox: Execd) -> None:
-    async with stdio(target) as client:
-        await call(client, "write_file", path="task/made.txt", content="x")
-        assert "clean" in await call(client, "reset", checkpoint="task")
-        assert await call(client, "list_files", path="task") == "notes.txt  9"
-        await asyncio.to_thread(sandbox.reset, "task")
-        shown = await refused(client, "list_files", path="task")
-        assert "Next: The sandbox was reset" in shown
-        assert await call(client, "list_files", path="task") == "notes.txt  9"
 
 
 def test_reset_whose_answer_was_lost_is_asked_for_under_the_same_key(sandbox: Execd) -> None:

@@ -36,9 +36,16 @@ _SOCKETS = (
 )
 _FORGE = (
     _SOCKETS + "import json\n"
-    "def forge(**frame):\n"
-    "    data = json.dumps(frame).encode()\n"
-    "    for fd in ends: os.write(fd, len(data).to_bytes(4, 'big') + data)\n"
+    "def forge(**frame): forge_all([frame])\n"
+    "def forge_all(frames):\n"
+    "    datas = [json.dumps(frame).encode() for frame in frames]\n"
+    "    data = b''.join(len(data).to_bytes(4, 'big') + data for data in datas)\n"
+    "    for fd in ends: os.write(fd, data)\n"
+)
+# At once: a later frame would answer the next cell, if that cell had begun.
+_SAY_DONE = (
+    _FORGE + "forge_all(dict(type='done', id=n, status='success', execution_count=n, exit=None)"
+    " for n in range(50))\n"
 )
 _LIBC = "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
 _LOOP = "import asyncio\nawait asyncio.sleep(0)\nloop = asyncio.get_running_loop()\n"
@@ -185,20 +192,9 @@ CELLS: dict[str, dict[str, HostileCell]] = {
         "says that it is done before it is": unsure(
             _FORGE + "forge(type='done', id=1, status='success', execution_count=1, exit=None)"
         ),
-        "says done for every number": unsure(
-            _FORGE + "for n in range(50): forge(type='done', id=n, status='success', "
-            "execution_count=n, exit=None)"
-        ),
-        "says done and goes on for ever": unsure(
-            _FORGE + "for n in range(50): forge(type='done', id=n, status='success', "
-            "execution_count=n, exit=None)\n"
-            "while True: pass"
-        ),
-        "says done and dies": unsure(
-            _FORGE + "for n in range(50): forge(type='done', id=n, status='success', "
-            "execution_count=n, exit=None)\n"
-            "os._exit(3)"
-        ),
+        "says done for every number": unsure(_SAY_DONE),
+        "says done and goes on for ever": unsure(_SAY_DONE + "while True: pass"),
+        "says done and dies": unsure(_SAY_DONE + "os._exit(3)"),
         "says that others are done": lives(
             _FORGE + "for n in (10**6, 0, 2**60): "
             "forge(type='done', id=n, status='error', execution_count=n, exit={'code': 7})"

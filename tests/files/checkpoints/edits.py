@@ -110,13 +110,13 @@ EDITS = {
     "umask": "umask 077 && cp notes.txt private.txt && mkdir d && cp tool.sh d/",
     "nothing": "touch notes.txt && cp numbers.txt x && mv x numbers.txt",
 }
-PROGRAMS = ("ed", "ex", "vim", "patch", "perl")
-"""Programs that a machine may lack. All others are of Debian's base system or of development."""
+PROGRAMS = ("ed", "ex", "vim", "patch", "perl", "ruff", "black", "isort")
+"""Programs that a machine may lack. All others are of Debian's base system."""
 
 
 def possible() -> Mapping[str, str]:
     """The edits whose programs are here."""
-    missing = {name for name in PROGRAMS if shutil.which(name) is None}
+    missing = {name for name in PROGRAMS if not shutil.which(name, path=ENVIRONMENT["PATH"])}
     return {name: line for name, line in EDITS.items() if name.split()[0] not in missing}
 
 
