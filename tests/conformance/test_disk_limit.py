@@ -57,8 +57,11 @@ class Pod:
     def run(self, command: str, **fields: Any) -> dict[str, Any]:
         return self.post("/v1/executions", command=command, **fields)
 
-    def fill(self, path: str, mib: int, *how: float) -> dict[str, Any]:
-        return self.run(python(writing(path, mib, *how)), timeout_seconds=90)
+    def fill(
+        self, path: str, mib: int, fast_mib: int = FAST_MIB, pause_seconds: float = 0.6
+    ) -> dict[str, Any]:
+        program = writing(path, mib, fast_mib, pause_seconds)
+        return self.run(python(program), timeout_seconds=90)
 
     def read(self, execution_id: str) -> dict[str, Any]:
         return json.loads(self.daemon.request("GET", f"/v1/executions/{execution_id}").content)
@@ -210,8 +213,8 @@ def test_full_base_dir_lets_commands_run_and_make_room(pod: Pod) -> None:
     assert_ended(pod.fill("big", 600))
     small = pod.run("echo small > small && cat small")
     assert (small["exit_reason"], small["stdout"]) == ("exited", "small\n")
-    # Half of the rest is left each time: a decision has half the time, and a writer half the speed.
-    assert_ended(pod.fill("more", 600, 0, 2.0))
+    # Each crossing leaves half of the rest, so the second writer is slower: the guard has the time.
+    assert_ended(pod.fill("more", 600, fast_mib=0, pause_seconds=2.0))
     assert pod.used_mib() < LIMIT_MIB
     assert pod.run("rm -f big more")["exit_code"] == 0
     again = pod.fill("again", 20)

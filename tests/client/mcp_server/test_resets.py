@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from execd_client import Execd
 from tests.client.mcp_server.conftest import call, refused, stdio
-from tests.conformance.target import start
+from tests.conformance.target import TERMINATED, start
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,3 +30,4 @@ async def test_model_goes_on_after_somebody_elses_reset(tmp_path: Path) -> None:
             shown = await refused(client, "list_files", path="task")
             assert "Next: The sandbox was reset" in shown
             assert await call(client, "list_files", path="task") == "notes.txt  9"
+    assert target.stop() == TERMINATED, target.log_text()
